@@ -19,8 +19,7 @@ from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.folders import blob_key, segment_key
-from pipelines.lake.maintenance.integrity import require_sound
-from pipelines.lake.segment import OpenSegments, SegmentFile
+from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256

@@ -140,7 +140,7 @@ class View:
     def collected_steps(self) -> int:
         """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
         collected = self.table["base"] == self.table["segment"]
-        return int(self.table["length"][collected].sum()) + self.live.removals.expired_steps
+        return int(self.table["length"][collected].sum()) + self.live.log.steps.total()
 
     def uids(self) -> np.ndarray:
         """Return uids (num_trajectories,) "S16", in the table's order."""

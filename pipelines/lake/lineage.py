@@ -2,7 +2,7 @@
 
 A checkpoint records, for every lake it drew from, the segments in the order in which it saw them and how many it had
 seen at which update, so the view of an earlier update is known from a later checkpoint too. Segments are located where
-they are now: rewritten ones in their new file, expired ones with the reason if a tombstone still gives it. Behaviour
+they are now: rewritten ones in their new file, expired ones with the reason if the log still gives it. Behaviour
 policies are followed to their runs, each run once.
 """
 
@@ -20,15 +20,14 @@ import pyarrow.compute as pc
 
 from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
-from pipelines.errors import AmagoError, IntegrityError
+from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.json import parse_object
 from pipelines.lake import collectors
 from pipelines.lake.checkpoint_data import find_lake, read_snapshots
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
+from pipelines.lake.log import read_log
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import FOLDER, QUARANTINE, read_tombstone
 from pipelines.lake.uids import positions
 
 _KEY = ("collector", "policy_id", "policy_version", "relabel_method")
@@ -302,28 +301,16 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
 
 
 def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
-    """Yield what tombstones and markers say of segments that cannot be read."""
-    if not ids:
-        return
-    buried: dict[str, tuple[float, str]] = {}
-    for name in sorted(lake.storage.names(FOLDER)):
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                tombstone = read_tombstone(lake.storage, name)
-            except (FileNotFoundError, IntegrityError):
-                continue
-            buried |= dict.fromkeys((*tombstone.segments, *tombstone.trajectories), (tombstone.time, tombstone.reason))
+    """Yield what the log says of segments that cannot be read."""
+    log = read_log(lake.storage)
     for id in ids:
-        if id in buried:
-            yield _MissingSegment(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
-            continue
-        try:
-            marker = parse_object(lake.storage.read(f"{QUARANTINE}/{id.rpartition('/')[2]}.json"))
-        except OSError:
-            marker = None
-        yield _MissingSegment(
-            segment=id, reason=marker.get("reason", "quarantined") if marker else "no longer in the lake"
-        )
+        removal, damage = log.removals.get(id), log.quarantined.get(id)
+        if damage is not None:
+            yield _MissingSegment(segment=id, reason=str(damage.get("reason", "quarantined")))
+        elif removal is not None and id not in log.moved:
+            yield _MissingSegment(segment=id, reason=f"expired: {removal.reason}", time=removal.time)
+        else:
+            yield _MissingSegment(segment=id, reason="no longer in the lake")
 
 
 def _run_of(policy_id: str, recorded: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:

@@ -1,11 +1,11 @@
 """The live trajectories of a lake, in a reproducible order. A refresh costs as much as there is new.
 
-Live = listed - removed (expired, quarantined) - superseded by a rewritten segment - duplicates (by uid).
+Live = in a segment that is there - removed by the log - duplicates (by uid) - overlays whose base is not live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,15 +14,16 @@ import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.folders import FolderWatcher, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
-from pipelines.lake.key_watcher import KeyWatcher
+from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
-from pipelines.lake.tombstones import Removals
 from pipelines.lake.uids import UidSet, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
+
+_ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +67,13 @@ class Segment:
 
 class Findings(NamedTuple):
     """What refreshes have found, for other processes to repeat: ids of segments in the order in which they were added,
-    those of segments rewritten from others and of segments that vanished, and the names of the markers of removals.
+    those of segments rewritten from others and of segments that vanished, and what is new in the log.
     """
 
     segments: list[str]
     rewritten: list[str]
     vanished: list[str]
-    removals: dict[str, Sequence[str]]
+    log: LogNews
 
 
 class RefreshResult(NamedTuple):
@@ -88,12 +89,14 @@ class LiveTable:
     move to another file or are removed.
 
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
-    segments to look at, by id; the footers of others are not read.
+    segments to look at, by id; the footers of others are not read. `reads_log`: at every refresh, also where a reader
+    of an object store does so at every other one; maintenance rests on it.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
+    reads_log: bool = False
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -101,10 +104,14 @@ class LiveTable:
         self._storage = self.lake.storage
         local = isinstance(self._storage, LocalStorage)
         self._changes: FolderWatcher | KeyWatcher = (FolderWatcher if local else KeyWatcher)(self._storage)
-        self._known: set[str] = set()
-        self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
-        self._rewritten: dict[str, Footer] = {}
+        self.log = LakeLog(self._storage, self.lake.id, self.listener)
+        self._known: set[str] = set()  # segments that were taken in, or cannot be read
+        self._hidden: set[str] = set()  # segments that are there, but hidden by the log
+        self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
+        self._rewritten: dict[str, Footer] = {}  # of this refresh
+        self._lost = False  # one of them was gone
         self.files: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
+        self._settling: set[str] = set()  # hidden files that still have numbers
         self._derived: dict[int, set[int]] = {}  # number -> those of overlays on it
         self._waiting: dict[str, Footer] = {}  # overlays whose bases were not found yet
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
@@ -112,9 +119,8 @@ class LiveTable:
         self._seen = UidSet()  # the live ones
         self._dropped: list[np.ndarray] = []  # uids that were live until now
         self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
-        self.removals = Removals(self._storage, self.listener)
         self._changed: set[int] = set()
-        self._new: set[str] = set()  # listed, not taken in yet
+        self._new: set[str] = set()  # there, not taken in yet
         self._counted = self._shared = 0  # segments that a refresh has counted; in the findings given so far
         self._findings: tuple[list[str], list[str]] = [], []  # rewritten and vanished, since findings were given
 
@@ -137,15 +143,14 @@ class LiveTable:
         return self._done()
 
     def _update(self, vanished: set[str]) -> None:
-        new = sorted(self._new)
-        self._apply_removals(self._changes.removals)
-        prefetch_footers(self._storage, (id for id in new if is_rewritten(id) and not self.removals.hides(id)))
-        self._learn(new)
+        # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
+        self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
+        self._learn(self._new)
+        self._settle()
         self._drop_vanished(vanished)
-        self._known.update(id for id in new if id in self._aliases)
         self._uncover()
         new = sorted(self._new - self._known)
-        prefetch_footers(self._storage, (id for id in map(self.file_of, new) if not self.removals.hides(id)))
+        prefetch_footers(self._storage, (id for id in new if not self.log.hides(id)))
         self._admit(new, patient=True)
         self._new.clear()
 
@@ -162,10 +167,14 @@ class LiveTable:
         """Add exactly these segments, in the order in which another process saw them; of those that are known already,
         apply what was rewritten or removed.
         """
-        self._apply_removals()
-        rewritten = list_all(self._storage, rewritten=True)
-        prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.removals.hides(id)))
-        self._learn(rewritten)
+        for _ in range(_ATTEMPTS):
+            self._apply_log(self.log.refresh())
+            rewritten = sorted(self.log.added | {*list_all(self._storage, rewritten=True)})
+            prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.log.hides(id)))
+            self._learn(rewritten)
+            self._settle()
+            if not self._lost:  # otherwise it was rewritten and removed just now
+                break
         self._uncover()
         self._admit_in_order(ids)
         return self._done()
@@ -174,7 +183,7 @@ class LiveTable:
         """Add segments in this order; those known are passed over."""
         last = None
         for id in ids:
-            file = self._aliases.get(id)
+            file = self._where.get(id)
             if last is not None and last != file:
                 self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
             last = file if file in self._rewritten else None
@@ -188,47 +197,71 @@ class LiveTable:
         """Return what was found since the last call."""
         new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
         (rewritten, vanished), self._findings = self._findings, ([], [])
-        return Findings(new, rewritten, vanished, dict(self.removals.listed))
+        return Findings(new, rewritten, vanished, self.log.news())
 
     def repeat(self, found: Findings) -> RefreshResult:
         """Apply what another process has found, without listing anything."""
-        self._apply_removals(found.removals)
-        prefetch_footers(self._storage, (id for id in found.segments if not self.removals.hides(id)))
+        self._apply_log(self.log.take(found.log))
+        prefetch_footers(self._storage, (id for id in found.segments if not self.log.hides(id)))
         self._learn(found.rewritten)
+        self._settle()
         self._drop(found.vanished)
         self._uncover()
         self._admit_in_order(found.segments)
+        self._new.clear()
         return self._done()
 
-    def _apply_removals(self, listed: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Drop what was removed since the last time; `listed`: as of `Removals.refresh`."""
-        touched = self.removals.refresh(listed)
-        if not touched:
-            return
-        if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
-            self._changes.forget()
-        for number in range(len(self.segments)):
-            segment = self.segments[number]  # looked up late: an overlay may have lost some with its base just now
-            if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
-                self._reduce(segment, self.removals.alive(segment.id, segment.uids, segment.file))
+    def _apply_log(self, touched: Collection[str]) -> None:
+        """Apply what is new in the log, which concerns the segments `touched`."""
+        for id in sorted(touched):
+            if id in self.log.added and id not in self._known and self.only(id):
+                self._new.add(id)
+        self._review(touched)
+
+    def _review(self, ids: Iterable[str]) -> None:
+        """Apply what the log says of these segments now."""
+        for id in sorted(ids):
+            if self.log.hides(id):
+                if id in self._known:
+                    self._hidden.add(id)
+                if self.files.get(id):
+                    self._settling.add(id)
+            elif id in self._hidden:
+                self._hidden.discard(id)
+                self._where.pop(id, None)
+                if not self.files.get(id):  # taken in again, as if it was new
+                    self._known.discard(id)
+                    self._new.add(id)
+            for number in self.files.get(id, ()) if id in self.log.dead else ():
+                segment = self.segments[number]
+                self._reduce(segment, self.log.not_expired(id, segment.uids))
 
     def _learn(self, ids: Iterable[str]) -> None:
-        """Find the segments among `ids` that were rewritten from others, and move known trajectories to them."""
-        for id in sorted(ids):
-            if not is_rewritten(id) or id in self._known or id in self._rewritten or self.removals.hides(id):
-                continue
+        """Read the footers of the segments among `ids` that were rewritten from others."""
+        self._lost = False
+        wanted = [id for id in sorted(ids) if is_rewritten(id) and id not in self._known and not self.log.hides(id)]
+        prefetch_footers(self._storage, wanted)
+        for id in wanted:
             footer = self._footer(id)
             if footer is None:
-                self._known.add(id)
+                self._lost |= id not in self.unreadable
+                self._review(self.log.ignore(id) if id in self.unreadable else ())
                 continue
             self._rewritten[id] = replace(footer)  # without the decoded table
             self._findings[0].append(id)
-            for old in footer.replaces:
-                if id not in self._aliases or old not in self._aliases:
-                    self._aliases[old] = self._aliases.get(id, id)
+            self._where.update(dict.fromkeys(footer.replaces, id))
+
+    def _settle(self) -> None:
+        """Move trajectories to the segments that were rewritten from theirs; drop those that the log removed."""
         for id, footer in self._rewritten.items():
-            if id not in self._aliases:
-                self._move(id, footer)
+            self._move(id, footer)
+        for id in sorted(self._settling):
+            final = self.log.final(id)
+            if final != id and self.files.get(id) and not self.log.hides(final):
+                continue  # its footer cannot be read at the moment
+            for number in self.files.get(id, ()):
+                self._reduce(self.segments[number], np.zeros(len(self.segments[number].uids), dtype=bool))
+            self._settling.discard(id)
 
     def _move(self, id: str, footer: Footer) -> None:
         """Move known trajectories to the rewritten segment `id`."""
@@ -239,7 +272,7 @@ class LiveTable:
         order = np.argsort(uids)
         for segment in (self.segments[number] for number in moved):
             place = positions(uids, segment.uids, order)
-            found = (place >= 0) & self.removals.alive(segment.id, segment.uids, id)
+            found = (place >= 0) & self.log.alive(id, segment.uids)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self.files.setdefault(id, []).extend(moved)
 
@@ -298,11 +331,18 @@ class LiveTable:
 
     def _admit(self, ids: Iterable[str], *, patient: bool) -> None:
         """Add segments, then overlays. If `patient`, an overlay whose base is missing waits for the next refresh."""
-        overlays = self._waiting = {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
+        waiting = self._waiting.items()
+        overlays = self._waiting = {
+            id: footer for id, footer in waiting if id not in self._where and not self.log.hides(id)
+        }
         for id in ids:
-            if id in self._known or self.removals.hides(id, self._aliases.get(id)):
+            if id in self._known:
                 continue
-            footer = self._rewritten.get(self.file_of(id)) or self._footer(self.file_of(id))
+            file = self.file_of(id)
+            if self.log.hides(file):
+                self._hidden.add(file)
+                continue
+            footer = self._rewritten.get(file) or self._footer(file)
             self._known.add(id)
             if footer is None:
                 continue
@@ -313,9 +353,9 @@ class LiveTable:
         self._waiting = {}
         for id, footer in sorted(overlays.items()):
             table = self._part(id, footer)
-            alive = self.removals.alive(id, uid_array(table["uid"]), self._aliases.get(id))
+            alive = self.log.alive(self.file_of(id), uid_array(table["uid"]))
             bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
-            missing = {base for base in bases if not self._numbers(base) and not self.removals.hides(base)}
+            missing = {base for base in bases if not self._numbers(base) and not self.log.hides(self.log.final(base))}
             if missing and patient and id not in self._waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
@@ -325,12 +365,10 @@ class LiveTable:
 
     def _add(self, id: str, footer: Footer) -> None:
         """Add the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
-        file = self._aliases.get(id, id)
+        file = self.file_of(id)
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        keep = self.removals.alive(id, uids, file)
-        if file == id:
-            keep &= self.removals.living(id, footer)  # what expired before it was rewritten
+        keep = self.log.alive(file, uids)
         bases = None
         if footer.is_overlay:
             bases = self.bases_of(table)
@@ -362,7 +400,7 @@ class LiveTable:
 
     def _part(self, id: str, footer: Footer) -> pa.Table:
         """Return the trajectories of segment `id`, in whatever file."""
-        return footer.trajectories if id not in self._aliases else footer.trajectories.slice(*footer.part(id))
+        return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
 
     def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of the base's segment (-1 if it is not live) and its first row for each overlay row."""
@@ -378,9 +416,14 @@ class LiveTable:
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
         return base, row0
 
+    @property
+    def rewritten(self) -> Collection[str]:
+        """Ids of segments that were rewritten into those that are there."""
+        return self._where.keys()
+
     def file_of(self, id: str) -> str:
         """Return the id of the segment whose file holds the trajectories of segment `id` now."""
-        return self._aliases.get(id, id)
+        return self._where.get(id, id)
 
     def _numbers(self, id: str) -> list[int]:
         """Return the numbers of the segments that have the trajectories of `id`, in whatever file."""
@@ -406,3 +449,4 @@ class LiveTable:
         for new, gone in self._changes:
             self._new.update(id for id in new if id not in self._known and self.only(id))
             self._vanished.update(gone)
+            self._hidden.difference_update(gone)

@@ -14,8 +14,7 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance.integrity import require_sound
-from pipelines.lake.segment import OpenSegments, SegmentFile
+from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
 from pipelines.lake.trajectory import Trajectory
 from pipelines.lake.uids import place_of, positions
 

@@ -4,7 +4,8 @@
     schemas/       <sha256[:16]>.json, the columns of a step
     segments/      <YYYYMMDDHH>/<us>-<writer>-<seq>.arrow, the data: a file present here is committed
     wal/ tmp/      logs of living writers, staged files
-    tombstones/ quarantine/   markers of removed segments and trajectories
+    log/           <n>.json, in order: what was rewritten, expired, quarantined, protected
+    quarantine/    damaged files, kept aside
     index.duckdb   an index that can be deleted
 
 Any number of processes read and write it concurrently.
@@ -35,7 +36,7 @@ from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
-_FORMAT_NAME, VERSION = "amago-lake", 2
+_FORMAT_NAME, VERSION = "amago-lake", 3
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")

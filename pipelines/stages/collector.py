@@ -20,12 +20,12 @@ from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
+from pipelines.lake.log import expired_steps
 from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.writer import writer_label
 from pipelines.rollout.collector import Collector, Cutting, LakeSink
 from pipelines.rollout.follower import CheckpointFollower, policy_source

@@ -22,11 +22,11 @@ from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.formats.base import EPISODE, Importer
 from pipelines.formats.make import open_importer
 from pipelines.lake import collectors
+from pipelines.lake.log import expired_steps
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.trajectory import Trajectories
 from pipelines.stages.result import Result
 

@@ -14,11 +14,11 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake import collectors
+from pipelines.lake.checkpoint_data import TrainingHistory
 from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.training_history import TrainingHistory
 from pipelines.report.bundle import charting_script
 from pipelines.view import lanes, pictures
 from pipelines.view import replay as replays

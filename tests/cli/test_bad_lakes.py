@@ -67,9 +67,9 @@ def change_header(lake: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def tombstone(lake: Path, text: bytes) -> None:
-    (lake / "tombstones").mkdir(exist_ok=True)
-    (lake / "tombstones" / f"{7:016x}-{7:08x}.json").write_bytes(text)
+def log_entry(lake: Path, text: bytes) -> None:
+    (lake / "log").mkdir(exist_ok=True)
+    (lake / "log" / f"{1:012d}.json").write_bytes(text)
 
 
 def litter(lake: Path) -> None:
@@ -110,9 +110,9 @@ def said(call: Call, words: str) -> None:
             (lambda lake: change_header(lake, required_features=["x"]), dict.fromkeys(QUESTIONS, 3), "features"),
             (lambda lake: change_header(lake, required_features=7), dict.fromkeys(QUESTIONS, 4), "damaged"),
             (lambda lake: cut(schema(lake)), {"info": 4, "steps": 4, "train": 4, "verify": 4}, "is damaged"),
-            (lambda lake: tombstone(lake, b"\xff"), {"verify": 4}, "is damaged"),
-            (lambda lake: tombstone(lake, b'{"time": 1, "reason": "", "segments": 3}'), {"verify": 4}, "is damaged"),
-            (lambda lake: link_to_itself(lake / "quarantine"), dict.fromkeys(QUESTIONS, 1), "symbolic links"),
+            (lambda lake: log_entry(lake, b"\xff"), {"verify": 4}, "is damaged"),
+            (lambda lake: log_entry(lake, b'{"time": 1, "reason": "", "entries": 3}'), {"verify": 4}, "is damaged"),
+            (lambda lake: link_to_itself(lake / "log"), dict.fromkeys(QUESTIONS, 1), "symbolic links"),
             (lambda lake: (lake / "index.duckdb").write_bytes(b"no index" * 99), {}, ""),
             (lose_folders, {}, ""),
             (litter, {}, ""),
@@ -128,9 +128,9 @@ def said(call: Call, words: str) -> None:
         "feature",
         "features",
         "schema",
-        "tombstone",
-        "tombstone of wrong types",
-        "quarantine",
+        "log entry",
+        "log entry of wrong types",
+        "log",
         "index",
         "empty folders lost",
         "foreign files",

@@ -14,11 +14,10 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.data.rewriting import rewrite
 from tests.data.seeded import SeededSampler
 from tests.data.test_sampler import assert_same_batch, check_batch
-from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit, live_ids
+from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit, live_ids, quarantine, remove
 
 EVERYTHING = Strategy(weighting="task", half_life=100.0, per_alpha=0.7)
 
@@ -116,11 +115,13 @@ def test_what_is_expired_is_drawn_no_more_and_the_rest_keeps_its_place(lake: Lak
     before = sampler.view.table.copy()
     uids = hex_uids(sampler.view.uids())
     ids = live_ids(lake)
-    if compacted:
-        rewrite(lake, [id for id in ids if not id.endswith(".ovl")])
-        sampler.view.refresh()
     dead = list(written)[1]
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[2],), trajectories={ids[0]: [dead]}))
+    if compacted:
+        new = rewrite(lake, [id for id in ids if not id.endswith(".ovl")])
+        sampler.view.refresh()
+        remove(lake, trajectories={new: [dead, *list(written)[4:]]})
+    else:
+        remove(lake, segments=[ids[2]], trajectories={ids[0]: [dead]})
     sampler.view.refresh()
     gone = {dead, *list(written)[4:]}
     alive = [i for i, uid in enumerate(uids) if uid not in gone]
@@ -139,8 +140,7 @@ def test_a_segment_put_into_quarantine_is_drawn_no_more(lake: Lake) -> None:
     written = fill(lake, [9, 30, 12], seal_every=1)
     sampler = sampler_of(lake, Strategy())
     sampler.sample(5)
-    name = live_ids(lake)[1].rpartition("/")[2]
-    lake.storage.write(f"quarantine/{name}.json", b"{}")
+    quarantine(lake, live_ids(lake)[1])
     sampler.view.refresh()
     assert sampler.view.table["length"].tolist() == [9, 12]
     check_batch(sampler.sample(20), written, [uid for uid in written if len(written[uid]["reward"]) != 31])
@@ -153,7 +153,7 @@ def test_priorities_are_restored_by_uid(lake: Lake) -> None:
     sampler.prioritise(np.array([0, 2, 3]), np.array([5.0, 1.0, 2.0]))
     known = {name: values.copy() for name, values in sampler.priorities().items()}
     ids = live_ids(lake)
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[0],)))
+    remove(lake, time=0.0, reason="t", segments=(ids[0],))
     fill(lake, [7], seed=1)
     again = sampler_of(lake)
     again.load_priorities(known)

@@ -55,7 +55,7 @@ def test_steps_that_expire_were_collected_all_the_same_and_overlays_collect_none
     written = list(fill(lake, [5, 6, 7], seal_every=1))
     derive(lake, {written[2]: {"reward": np.ones(8, dtype=np.float32)}})
     view = View(lake, SCHEMA.id)
-    for max_steps, grace in ((18, 60), (13, 60), (7, 60), (7, 0)):  # the last one sweeps, and merges tombstones
+    for max_steps, grace in ((18, 60), (13, 60), (7, 60), (7, 0)):  # the last one sweeps, and restarts the log
         expire(lake, RetentionLimits(max_steps=max_steps), grace_seconds=grace)
         view.refresh()
         again = View(lake, SCHEMA.id)

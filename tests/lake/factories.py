@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from pipelines.lake.folders import list_all
 from pipelines.lake.footer import Footer, hex_uids, read_footer
+from pipelines.lake.log import LakeLog, LogEntry, append
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Ragged, Spaces
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Removals
 from pipelines.lake.trajectory import TrajectoryInfo
 
 SCHEMA = Schema(Spaces(observation={"obs.state": Box(shape=(3,)), "obs.bits": MultiBinary(n=2)}, action=Discrete(n=5)))
@@ -143,10 +144,28 @@ def append_overlay(
 
 
 def live_ids(lake: Lake) -> list[str]:
-    """Ids of the segments that are not removed, sorted; those rewritten into others are still among them."""
-    removals = Removals(lake.storage)
-    removals.refresh()
-    return [id for id in list_all(lake.storage) if not removals.hides(id)]
+    """Ids of the segments that the log does not hide, sorted."""
+    log = LakeLog(lake.storage, lake.id)
+    log.refresh()
+    return [id for id in list_all(lake.storage) if not log.hides(id)]
+
+
+def remove(
+    lake: Lake,
+    *,
+    segments: Sequence[str] = (),
+    trajectories: Mapping[str, Sequence[str]] | None = None,
+    time: float = 0.0,
+    reason: str = "test",
+) -> None:
+    """Enter in the log that segments, or trajectories of others, have expired."""
+    some = {id: list(uids) for id, uids in (trajectories or {}).items()}
+    append(lake.storage, LogEntry(time=time, reason=reason, segments=list(segments), trajectories=some))
+
+
+def quarantine(lake: Lake, id: str, damage: Mapping[str, Any] | None = MappingProxyType({})) -> None:
+    """Enter in the log that a segment is damaged, or (None) that it no longer is."""
+    append(lake.storage, LogEntry(time=0.0, quarantine={id: None if damage is None else dict(damage)}))
 
 
 def segment_files(lake: Lake) -> list[Path]:

@@ -31,10 +31,9 @@ from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.data.seeded import SeededSampler
-from tests.lake.factories import derive, segment_files
+from tests.lake.factories import derive, remove, segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
 from tests.tiers import some, trials
 
@@ -71,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
             made.files[path.name].add(made.uids[-DERIVED])
     named = next(path for path in segment_files(lake) if made.uids[EXPIRED] in made.files[path.name])
     id = f"{named.parent.name}/{named.stem}"
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="old", trajectories={id: [made.uids.pop(EXPIRED)]}))
+    remove(lake, time=1.0, reason="old", trajectories={id: [made.uids.pop(EXPIRED)]})
     dead = lake.writer(PLAIN)
     for key in LOGGED:
         made.uids[key] = dead.append(content(key), TrajectoryInfo(env="bad", seed=key))
@@ -213,8 +212,8 @@ def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: P
 @pytest.mark.parametrize("how", [flipped, cut])
 @pytest.mark.parametrize(
     "pattern",
-    ["lake.json", "schemas/*.json", "tombstones/*.json", "index.duckdb"],
-    ids=["header", "schema", "tombstone", "index"],
+    ["lake.json", "schemas/*.json", "log/*.json", "index.duckdb"],
+    ids=["header", "schema", "log", "index"],
 )
 @pytest.mark.trials
 def test_a_damaged_table_is_named_and_nothing_is_read_wrong(
@@ -229,7 +228,7 @@ def test_a_damaged_table_is_named_and_nothing_is_read_wrong(
         assert set(found.read.values()) <= known
         if pattern == "index.duckdb":
             assert set(whole.uids.values()) == found.read.keys()
-        elif pattern == "tombstones/*.json":
+        elif pattern == "log/*.json":
             assert set(whole.uids.values()) <= found.read.keys()
         elif found.refused:
             assert any(name in str(found.refused[0]) for name in ("lake.json", "schema", "format", "features"))
@@ -249,7 +248,7 @@ def litter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [".", "wal", "tmp", "locks", "schemas", "segments", "segments/*", "tombstones", "quarantine"]
+    "folder", [".", "wal", "tmp", "locks", "schemas", "segments", "segments/*", "log", "quarantine"]
 )
 def test_foreign_things_in_a_folder_harm_nobody(whole: Whole, tmp_path: Path, folder: str) -> None:
     copy = Path(shutil.copytree(whole.path, tmp_path / "lake"))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.lake import key_watcher
-from pipelines.lake.key_watcher import KeyWatcher
+from pipelines.lake import folders
+from pipelines.lake.folders import KeyWatcher
 from tests.lake.memory import MemoryStorage
 
 NOW = 1_780_000_000.0
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stand_in = SimpleNamespace(
         time_ns=made.time_ns, monotonic=made.monotonic, strftime=time.strftime, gmtime=time.gmtime
     )
-    monkeypatch.setattr(key_watcher, "time", stand_in)
+    monkeypatch.setattr(folders, "time", stand_in)
     return made
 
 
@@ -147,29 +147,16 @@ def test_what_is_deleted_is_reported_once_at_the_end_at_once_and_elsewhere_in_tu
     assert look(watcher) == ([], [ids[1]])
 
 
-def test_forgetting_reports_all_anew(storage: MemoryStorage, clock: Clock) -> None:
-    ids = [id_at(NOW - i, number=i) for i in range(5)]
-    storage.put(map(key, ids))
-    watcher = KeyWatcher(storage)
-    assert sorted(look(watcher)[0]) == sorted(ids)
-    watcher.forget()
-    assert sorted(look(watcher)[0]) == sorted(ids)
-
-
-def test_names_of_removals_come_with_the_look(storage: MemoryStorage, clock: Clock) -> None:
-    storage.put([key(id_at(NOW)), "tombstones/1.json", "quarantine/a.json", "wal/x", "lake.json", "policies/p"])
+def test_names_of_the_log_come_with_every_other_look(storage: MemoryStorage, clock: Clock) -> None:
+    storage.put([key(id_at(NOW)), "log/000000000001.json", "quarantine/a.arrow", "wal/x", "lake.json", "policies/p"])
     watcher = KeyWatcher(storage)
     look(watcher)
-    assert watcher.removals == {"tombstones": ["1.json"], "quarantine": ["a.json"]}
-    storage.put(["tombstones/2.json", "quarantine/b.json"])
-    seen: dict[str, list[str]] = {}
+    assert watcher.log == ["000000000001.json"]
+    storage.put(["log/000000000002.json"])
     for _ in range(2):
         clock.now += 2.0
         look(watcher)
-        assert watcher.removals is not None
-        assert watcher.removals["tombstones"] == ["1.json", "2.json"]
-        seen |= {name: list(names) for name, names in watcher.removals.items()}
-    assert seen["quarantine"] == ["a.json", "b.json"]
+    assert watcher.log == ["000000000001.json", "000000000002.json"]
 
 
 def test_names_that_no_writer_gave_do_no_harm(storage: MemoryStorage, clock: Clock) -> None:

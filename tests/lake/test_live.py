@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.errors import StageFailed, StorageError
 from pipelines.events import Notice
+from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
@@ -17,8 +18,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
-from tests.lake.factories import derive, fill, live_ids, segment_files
+from tests.lake.factories import derive, fill, live_ids, quarantine, remove, segment_files
 from tests.tiers import some
 
 
@@ -88,8 +88,8 @@ def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
 def test_hidden_segments_are_out_of_sight(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
     ids = live_ids(lake)
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", segments=(ids[0],)))
-    lake.storage.write(f"quarantine/{ids[1].split('/')[1]}.json", b"{}")
+    remove(lake, time=0.0, reason="test", segments=(ids[0],))
+    quarantine(lake, ids[1])
     assert live_ids(lake) == ids[2:]
     assert LiveTable(lake).refresh().added == 1
     assert LiveTable(lake).restore(ids).added == 1
@@ -141,14 +141,14 @@ def test_a_copy_is_live_when_the_first_one_expires(lake: Lake) -> None:
     fill(lake, [5])
     assert [len(segment.uids) for segment in follower.segments] == [2, 0]
     uid = hex_uids(follower.segments[0].uids)[1]
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories={first: [uid]}))
+    remove(lake, time=0.0, reason="test", trajectories={first: [uid]})
     assert follower.refresh().added == 2
     ranks.repeat(follower.findings())
     for table in (follower, ranks):
         assert [(segment.id, len(segment.uids)) for segment in table.segments[:2]] == [(first, 1), (copy, 0)]
         assert sorted(len(segment.uids) for segment in table.segments[2:]) == [1, 1]
         assert [hex_uids(each.uids) for each in table.segments[2:] if each.id == copy] == [[uid]]
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories={copy: [uid]}))
+    remove(lake, time=0.0, reason="test", trajectories={copy: [uid]})
     assert follower.refresh().added == 0
     assert len(follower.segments) == 4
     assert sum(len(segment.uids) for segment in follower.segments) == 2
@@ -190,7 +190,7 @@ def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(l
     bases, first, second = follower.segments
     victim, unknown = hex_uids(bases.uids)[0], "00" * 16
     partial = {bases.id: (victim,), second.id: (unknown,)}
-    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories=partial))
+    remove(lake, time=0.0, reason="test", trajectories=partial)
     follower.refresh()
     assert [len(segment.uids) for segment in follower.segments] == [1, 0, 1]
     assert first.is_overlay
@@ -215,7 +215,7 @@ def test_a_marker_on_a_file_that_was_rewritten_hides_nothing(lake: Lake) -> None
     written = fill(lake, [3, 4], seal_every=1)
     ids = live_ids(lake)
     compact(lake)
-    lake.storage.write(f"quarantine/{ids[0].split('/')[1]}.json", b"{}")
+    quarantine(lake, ids[0])
     again = LiveTable(lake)
     assert again.restore(ids).added == len(written)
 
@@ -264,7 +264,7 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
         fill(lake, [3, 5, 4], seed=step)
         if step == 4:
             ids = live_ids(lake)
-            write_tombstone(lake.storage, Tombstone(time=0.0, reason="", segments=(ids[1],)))
+            remove(lake, time=0.0, reason="", segments=(ids[1],))
         if step == 6:
             compact(lake, grace_seconds=0.0)
         if step == 8:
@@ -303,7 +303,7 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("listed")
 
-    for name in ("names", "folders", "listings", "keys", "stamp"):
+    for name in ("names", "folders", "listings", "keys", "stamp", "read"):
         monkeypatch.setattr(other._storage, name, refuse, raising=False)
     changes = ["fill", *rng.permutation(["fill", "derive", "compact", "expire", "quarantine", "delete"] * 3)]
     for change in changes:
@@ -317,7 +317,7 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
         elif change == "expire":
             expire(lake, RetentionLimits(max_steps=30), grace_seconds=float(rng.choice([0, 1e9])))
         elif change == "quarantine" and uids:
-            lake.storage.write(f"quarantine/{segment_files(lake)[0].stem}.json", b"{}")
+            quarantine(lake, list_all(lake.storage)[0])
         elif change == "delete" and uids:
             segment_files(lake)[0].unlink()
         for _ in range(int(rng.integers(1, 4))):
@@ -325,5 +325,5 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
         other.repeat(first.findings())
         assert _lying(other) == _lying(first)
         assert [segment.id for segment in other.segments] == [segment.id for segment in first.segments]
-        assert other.removals.expired_steps == first.removals.expired_steps
+        assert other.log.steps == first.log.steps
     assert len(first.segments) > 8

@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipelines.data.view import View
-from pipelines.lake import folders, reading
+from pipelines.lake import folders, log, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.log import lease, protect, protections
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.protection import protect, protections
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.maintenance.verify import verify
@@ -55,7 +54,8 @@ def small_folders() -> Iterator[None]:
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
-REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish")]
+REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish"), (log, "_create")]
+SWEEPING = [(log, "_create"), (LocalStorage, "remove")]
 DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
 EVERYTHING = CompactionRules(settle_seconds=0.0)
 
@@ -272,6 +272,14 @@ class LakeMachine(RuleBasedStateMachine):
     def crash_while_compacting(self, step: tuple[Any, str]) -> None:
         self.kill_at(*step, lambda: compact(self.lake, EVERYTHING, grace_seconds=0.0))
 
+    @rule(steps=st.integers(1, 40), step=st.sampled_from(SWEEPING), after=st.integers(0, 4))
+    def crash_while_expiring(self, steps: int, step: tuple[Any, str], after: int) -> None:
+        """Die while an expiry is entered in the log, files are deleted, or the log is restarted."""
+        self.flush()
+        before = set(reading.Reader(self.lake).uids())
+        self.kill_at(*step, lambda: expire(self.lake, RetentionLimits(max_steps=steps), grace_seconds=0.0), after)
+        self.bury(before, set(reading.Reader(self.lake).uids()))
+
     @rule()
     def sweep(self) -> None:
         with lease(self.lake) as held:
@@ -381,6 +389,9 @@ def test_long_histories(seed: int) -> None:
         "expire_by_steps": lambda: machine.expire_by_steps(rng.randint(20, 120), rng.choice([0.0, 600.0])),
         "expire_whole_segments": lambda: machine.expire_whole_segments(rng.randint(20, 120)),
         "expire_one": lambda: machine.sealed and machine.expire_one(rng.randrange(1000)),
+        "crash_while_expiring": lambda: machine.crash_while_expiring(
+            rng.randint(20, 120), rng.choice(SWEEPING), rng.randrange(5)
+        ),
         "compact": lambda: machine.compact(rng.choice([1 << 10, 6 << 10, 16 << 20]), rng.choice([0.0, 600.0])),
         "crash_while_compacting": lambda: machine.crash_while_compacting(rng.choice(REWRITING)),
         "sweep": machine.sweep,

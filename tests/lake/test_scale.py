@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.lake import key_watcher
-from pipelines.lake.key_watcher import KeyWatcher
+from pipelines.lake import folders
+from pipelines.lake.folders import KeyWatcher
 from pipelines.lake.remote.object_storage import PARALLEL
 from tests.lake.memory import MemoryStorage
 
@@ -97,7 +97,7 @@ def simulate(folder: Path, *, keys: int, writers: int, seal_seconds: float, minu
             strftime=time.strftime,
             gmtime=time.gmtime,
         )
-        patch.setattr(key_watcher, "time", stand_in)
+        patch.setattr(folders, "time", stand_in)
         for _ in watcher:
             pass  # the first look lists the whole lake
         began, found = clock.now, 0

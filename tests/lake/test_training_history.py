@@ -8,10 +8,10 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.lake import lineage
+from pipelines.lake.checkpoint_data import TrainingHistory
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.training_history import TrainingHistory
 from pipelines.stages import collect, train
 from tests.stages.recipes import tiny
 

@@ -6,9 +6,8 @@ import pytest
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.uids import UidSet, halves, place_of
-from tests.lake.factories import fill
+from tests.lake.factories import fill, remove
 
 
 def test_a_place_is_that_of_the_uid_and_of_no_other() -> None:
@@ -33,7 +32,7 @@ def test_a_reader_finds_what_lives_whatever_dies_and_comes(lake: Lake, lost: int
     reader = Reader(lake)
     assert reader.uids() == list(written)
     ids = [segment.id for segment in reader.live.segments]
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", segments=(ids[lost],)))
+    remove(lake, time=1.0, reason="x", segments=(ids[lost],))
     written |= fill(lake, [6, 7], seed=1)
     gone = list(written)[lost]
     assert not reader.lives(gone)

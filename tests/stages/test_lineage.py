@@ -17,10 +17,10 @@ from pipelines.lake.lineage import CheckpointLineage, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.stages import collect, relabel, train
 from pipelines.stages.environment import env_model
 from pipelines.stages.train import Source
+from tests.lake.factories import remove
 from tests.stages.recipes import TINY, tiny
 
 
@@ -118,10 +118,10 @@ def test_depth_ends_the_walk(home: Path) -> None:
 def test_what_expired_is_gone_with_its_reason(home: Path) -> None:
     lake = Lake(home / "b")
     first, second = (segment for (segment,) in query(lake, "select segment from segments order by segment")[1])
-    write_tombstone(lake.storage, Tombstone(time=7.0, reason="older than a day", segments=(first,)))
+    remove(lake, time=7.0, reason="older than a day", segments=(first,))
     (uid,) = query(lake, f"select any_value(uid) from trajectories where segment = '{second}'")[1][0]
     before = sum(1 for _ in trajectories(home / "b"))
-    write_tombstone(lake.storage, Tombstone(time=8.0, reason="no use", trajectories={second: (uid,)}))
+    remove(lake, time=8.0, reason="no use", trajectories={second: (uid,)})
     (drawn,) = trace(home / "b").lakes
     assert [(gone.segment, gone.reason, gone.time) for gone in drawn.gone] == [
         (first, "expired: older than a day", 7.0)

@@ -38,9 +38,10 @@ def protect(
 
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import InputMissing, UsageError
+    from pipelines.lake import log as engine
     from pipelines.lake.checkpoint_data import read_snapshots
     from pipelines.lake.lineage import split
-    from pipelines.lake.maintenance import protection as engine
+    from pipelines.lake.log import protections
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
@@ -63,7 +64,7 @@ def protect(
                 hint=f"see what it was trained on: amago lake lineage {path}@{update}",
             )
         engine.protect(opened, dict.fromkeys(ids), name=f"{directory.path.resolve().name}@{update}")
-    found = engine.protections(opened.storage)
+    found = protections(opened.storage)
     rows = [
         (kept.name, "everything" if kept.is_whole else f"the trajectories of {len(kept.segments)} segments")
         for kept in found

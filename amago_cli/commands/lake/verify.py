@@ -27,7 +27,8 @@ def verify(
     """Verify the checksums of every segment; exit 4 if one is corrupt. Unknown files are listed.
 
     The logs of collectors that were killed are sealed first. --repair writes the intact trajectories of a damaged
-    segment to a new one, moves its file to quarantine/ and lists the trajectories that are lost.
+    segment to a new one, moves its file to quarantine/ and lists the trajectories that are lost. If the lake's log is
+    damaged, it restarts the log with what can be read: what the rest removed is live again, as far as it is there.
 
     Example: amago lake verify runs/cartpole
     """
@@ -55,13 +56,14 @@ def verify(
             "missing": list(checked.missing),
             "damaged_logs": list(checked.logs),
             "foreign": list(checked.foreign),
-            "damaged_tombstones": list(checked.tombstones),
+            "damaged_log": list(checked.log),
             **({} if repaired is None else _figures(repaired)),
         },
         tables=_tables(checked, repaired),
         seconds=common.invocation.seconds,
     )
-    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name), *checked.tombstones]
+    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name)]
+    problems += [f"{text}; --repair restarts the log without it" for text in checked.log] if repaired is None else []
     if problems:
         error = IntegrityError("; ".join(problems))
         error.result = result

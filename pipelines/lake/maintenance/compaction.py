@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
+from pipelines.lake.log import lease
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
 
@@ -77,6 +77,7 @@ def compact(
         before = _totals(inventory)
         if dry_run:
             return _foreseen(planned, before)
+        inventory.log.require_whole()
         expire_orphans(inventory)
         done, trajectories = [], 0
         for number, run in enumerate(planned, 1):

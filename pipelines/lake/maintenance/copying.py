@@ -27,16 +27,14 @@ from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
 from pipelines.lake.episodes import find_pieces
-from pipelines.lake.folders import COPIED, FolderChooser, blob_key, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.expired import keep_expired, read_expired
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
 from pipelines.lake.storage import LocalStorage, is_remote
-from pipelines.lake.tombstones import read_tombstones
 from pipelines.lake.uids import place_of, raw_uids
 
 if TYPE_CHECKING:
@@ -155,19 +153,9 @@ class _CopyJob:
         uids = np.concatenate(parts)
         order = np.argsort(uids)
         self._present, self._present_in = uids[order], numbers[order]
-        listed = list_all(self.target.storage)
-        replaced = [id for listed_id in listed for id in self._replaces(listed_id)]
+        log = self._there.log
         self._expired = read_expired(self.target.storage)
-        buried = [id for stone in read_tombstones(self.target.storage).values() for id in stone.segments]
-        self._known = {*listed, *replaced, *buried}
-
-    def _replaces(self, id: str) -> tuple[str, ...]:
-        if not is_rewritten(id):
-            return ()
-        try:
-            return read_footer(self.target.storage, id).replaces
-        except (FileNotFoundError, IntegrityError):
-            return ()
+        self._known = {*list_all(self.target.storage), *self._there.rewritten, *log.moved, *log.whole}
 
     def _file(self, id: str, own: list[Segment]) -> None:
         alive = np.concatenate([segment.uids for segment in own])
@@ -186,7 +174,8 @@ class _CopyJob:
             return
         self._register(footer.header["schema"])
         self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
-        if missing.all() and self._bases_are_there(footer):
+        # A segment that the target rewrote itself counts there by its log alone.
+        if missing.all() and self._bases_are_there(footer) and self._there.log.is_finished(id):
             try:
                 self._copy_file(id, footer)
                 return
@@ -231,8 +220,8 @@ class _CopyJob:
                 blob = self._fetch(tmp, name, blob_key(id))
                 staged = StagedFiles(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
-            integrity.require_cover(file)
-            wrong = integrity.wrong_columns(file)
+            segments.require_cover(file)
+            wrong = segments.wrong_columns(file)
             if wrong:
                 where = self.source.storage.url(segment_key(id))
                 raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")

@@ -1,7 +1,7 @@
 """What expired in a lake that was copied into, so that the next copy does not bring it back.
 
-Tombstones are dropped once the files that they name are deleted. They name segments, and a copy may have written those
-itself, under ids that its source does not know.
+The log forgets what expired once the files are deleted. It names segments, and a copy may have written those itself,
+under ids that its source does not know.
 `expired/<us>-<token>.uids` are the CRC-32 and the uids of one expiry, 16 bytes each. A lake begins to keep them when it
 is first copied into: in others they would grow with every trajectory that passes through, for nothing.
 """

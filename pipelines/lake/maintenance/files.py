@@ -54,11 +54,6 @@ class File:
         return self.kind[1]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Its id and those of all segments it was rewritten from."""
-        return (self.id, *self.replaces)
-
-    @property
     def row_bytes(self) -> np.ndarray:
         """(n,) float64: the share of each trajectory in the file's bytes, by its rows."""
         rows = (self.steps + 1).astype(np.float64)
@@ -83,8 +78,8 @@ class File:
 
 @dataclass
 class FileTable:
-    """The files of a lake that are not removed as a whole, by id. `removals` are the removals. `only`: which segments
-    to look at, by id."""
+    """The files of a lake that are not removed as a whole, by id; `log` is the lake's. `only`: which segments to look
+    at, by id."""
 
     lake: Lake
     listener: Listener = silent
@@ -92,8 +87,8 @@ class FileTable:
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = LiveTable(self.lake, self.listener, self.only)
-        self.removals = self.live.removals
+        self.live = LiveTable(self.lake, self.listener, self.only, reads_log=True)
+        self.log = self.live.log
 
     def refresh(self) -> None:
         """Pick up files that were added, rewritten or removed."""
@@ -109,7 +104,7 @@ class FileTable:
 
     def _look(self, id: str) -> None:
         numbers = self.live.files.get(id)
-        if not numbers or self.removals.hides(id):
+        if not numbers or self.log.hides(id):
             self.files.pop(id, None)
             return
         uids = np.sort(np.concatenate([self.live.segments[number].uids for number in numbers]))

@@ -2,8 +2,8 @@
 
 The trajectories of a damaged segment whose own checksums are right are written into a new segment that replaces it; the
 damaged file is kept in `quarantine/`. Where a footer cannot be read but the columns can, the footer is rebuilt from
-what the SQL index recorded. The marker of a damaged segment is removed if nothing is lost; otherwise it stays, as a
-record.
+what the SQL index recorded. The quarantine of a segment ends if nothing is lost; otherwise it stays, as a record. A
+damaged log begins again with what can be read of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,21 +24,18 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files import atomic
 from pipelines.files.atomic import explained
-from pipelines.files.json import parse_object
 from pipelines.files.malformed import open_regular
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy
-from pipelines.lake.folders import REWRITTEN, blob_key, list_all, segment_key
+from pipelines.lake.folders import QUARANTINE, REWRITTEN, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable
-from pipelines.lake.maintenance import integrity
-from pipelines.lake.maintenance.lease import Held, lease
+from pipelines.lake.log import Held, LakeLog, lease
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
-from pipelines.lake.maintenance.verify import VerifyReport, marker_key, memory_key, unmark
+from pipelines.lake.maintenance.verify import VerifyReport, enter, memory_key, release
 from pipelines.lake.segment import SegmentFile, StagedFiles, open_segment
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import QUARANTINE, Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -69,37 +66,48 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
     """Repair the damage that `report` lists. Locked while another process maintains the lake; StageFailed if the
     storage fails.
     """
-    if not report.corrupt:
+    if not (report.corrupt or report.log):
         return RepairResult(segments={})
     made: dict[str, str | None] = {}
     with lease(lake) as held, explained(f"repair '{lake.name}'"):
-        removals = Removals(lake.storage, listener)
-        removals.refresh()
+        lake.storage.create_folders()  # copying a lake loses empty folders
+        log = LakeLog(lake.storage, lake.id, listener)
+        log.refresh()
+        if log.problems:
+            log.shorten(list_all(lake.storage))
+            log.refresh()
         live = _live(lake, listener)  # the segments that a damaged one was rewritten from may still exist
         for found in report.corrupt:
-            made[found.segment] = _repair(lake, found.segment, live, removals, held, listener)
+            made[found.segment] = _repair(lake, found.segment, live, log, held, listener)
         known = {found.segment: found.trajectories for found in report.corrupt}
         ours = [id for id in known if _OURS.fullmatch(id.rpartition("/")[2])]
-        lost, orphans = _missing(lake, [uid for id in ours for uid in known[id]], removals, listener)
+        lost, orphans = _missing(lake, [uid for id in ours for uid in known[id]], log, listener)
         unknown = [id for id in ours if not known[id] and made[id] is None]
         for id, uids in known.items():
-            _conclude(lake, id, made[id], sorted({*lost} & {*uids}), certain=id not in unknown)
+            gone = sorted({*lost} & {*uids})
+            if made[id] == id:
+                continue
+            # A rewritten segment stays quarantined: those that it was rewritten from count in its place.
+            if not gone and id not in unknown and (made[id] is not None or id not in log.added):
+                release(lake, id)
+            else:
+                damage = log.quarantined.get(id, {"trajectories": list(uids)})
+                enter(lake, id, {**damage, "repaired": time.time(), "into": made[id], "lost": gone})
     return RepairResult(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
 
 
-def _repair(lake: Lake, id: str, live: set[str], removals: Removals, held: Held, listener: Listener) -> str | None:
+def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, listener: Listener) -> str | None:
     """Return what became of a damaged segment. Its file is in quarantine afterwards, unless it was restored."""
-    superseded = any(id in footer.replaces for footer in _rewritten(lake, removals))
     into: str | None = None
-    if not superseded and _OURS.fullmatch(id.rpartition("/")[2]):
+    if not log.is_superseded(id) and _OURS.fullmatch(id.rpartition("/")[2]):
         try:
             if _readable(lake, id) or _restore(lake, id, held):
                 footer, file = _open(lake, id)
-                keep = integrity.sound(file)
-                if keep.all() and not integrity.wrong_columns(file):
-                    unmark(lake, id)
+                keep = segments.sound(file)
+                if keep.all() and not segments.wrong_columns(file):
+                    release(lake, id)
                     return id
-                wanted = removals.living(id, footer)
+                wanted = log.not_expired(id, footer.uids())
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
                     written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)
@@ -108,15 +116,6 @@ def _repair(lake: Lake, id: str, live: set[str], removals: Removals, held: Held,
             listener(Notice(text=f"no trajectory of segment '{id}' can be read: {error}", level="warning"))
     _quarantine(lake, id, held)
     return into
-
-
-def _rewritten(lake: Lake, removals: Removals) -> Iterable[Footer]:
-    for id in list_all(lake.storage, rewritten=True):
-        if not removals.hides(id):
-            try:
-                yield read_footer(lake.storage, id)
-            except (FileNotFoundError, AmagoError):
-                continue
 
 
 def _readable(lake: Lake, id: str) -> bool:
@@ -133,7 +132,7 @@ def _open(lake: Lake, id: str) -> tuple[Footer, SegmentFile]:
         file = open_segment(lake.storage, id, lake.schema(footer.header["schema"]).columns)
     except InputMissing as error:
         raise IntegrityError(str(error)) from error
-    integrity.require_cover(file)
+    segments.require_cover(file)
     return footer, file
 
 
@@ -172,9 +171,9 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     draft = write({name: crcs.get(name) for name in order})
     try:
         file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
-        integrity.require_cover(file)
-        crcs |= {column.name: integrity.column_checksum(file, column.name) for column in wide}
-        vouched = bool(integrity.sound(file).all())
+        segments.require_cover(file)
+        crcs |= {column.name: segments.column_checksum(file, column.name) for column in wide}
+        vouched = bool(segments.sound(file).all())
     except IntegrityError:
         return False
     finally:
@@ -223,14 +222,14 @@ def _live(lake: Lake, listener: Listener) -> set[str]:
     return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
 
 
-def _missing(lake: Lake, uids: Sequence[str], removals: Removals, listener: Listener) -> tuple[list[str], list[str]]:
+def _missing(lake: Lake, uids: Sequence[str], log: LakeLog, listener: Listener) -> tuple[list[str], list[str]]:
     """Return those of `uids` that are neither live nor expired, and the uids derived from them."""
     live = _live(lake, listener)
-    expired = {uid for dead in removals.partial.values() for uid in hex_uids(dead)}
+    expired = {uid for dead in log.dead.values() for uid in hex_uids(dead)}
     lost = [uid for uid in dict.fromkeys(uids) if uid not in live and uid not in expired]
     gone, orphans = set(lost), []
     for id in list_all(lake.storage):
-        if id.endswith(".ovl") and not removals.hides(id):
+        if id.endswith(".ovl") and not log.hides(id):
             try:
                 table = read_footer(lake.storage, id).trajectories.select(["uid", "base_uid"])
             except (FileNotFoundError, AmagoError):
@@ -238,13 +237,3 @@ def _missing(lake: Lake, uids: Sequence[str], removals: Removals, listener: List
             pairs = zip(table["uid"].to_pylist(), table["base_uid"].to_pylist(), strict=True)
             orphans += [uid.hex() for uid, base in pairs if base.hex() in gone and uid.hex() not in expired]
     return lost, orphans
-
-
-def _conclude(lake: Lake, id: str, into: str | None, lost: Sequence[str], *, certain: bool) -> None:
-    """Remove the marker, or record in it what was lost."""
-    if not lost and certain:
-        unmark(lake, id)
-        return
-    marker = parse_object(lake.storage.read(marker_key(id))) or {}
-    marker |= {"repaired": time.time(), "into": into, "lost": list(lost)}
-    lake.storage.write(marker_key(id), (json.dumps(marker, indent=1) + "\n").encode())

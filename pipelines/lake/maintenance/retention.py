@@ -1,9 +1,9 @@
 """Expiry of trajectories: by age, by SQL, or the oldest first until the rest fits.
 
-Each decision is one tombstone. It names whole segments if nothing else is in them, single trajectories otherwise, and
-with a trajectory all overlays of it. Protected trajectories stay. The pieces of an episode are as old as the newest
-one, and expire together where single trajectories do; where whole files do, what is left of an episode no longer counts
-as one.
+Each decision is one entry of the log. It names whole segments if nothing else is in them, single trajectories
+otherwise, and with a trajectory all overlays of it. Protected trajectories stay. The pieces of an episode are as old as
+the newest one, and expire together where single trajectories do; where whole files do, what is left of an episode no
+longer counts as one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import numpy as np
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.log import LogEntry, append, lease
 from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.uids import positions
 
 if TYPE_CHECKING:
@@ -77,10 +75,13 @@ class _FileExpiry:
 
 @dataclass(frozen=True)
 class ExpiryPlan:
-    """The trajectories to expire, file by file in the order of ids; `protected` counts those that may not."""
+    """The trajectories to expire, file by file in the order of ids; `protected` counts those that may not. `position`:
+    number of the log's newest file when this was decided.
+    """
 
     going: tuple[_FileExpiry, ...]
     protected: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,15 @@ def expire(
     if not dry_run:
         lake.salvage(listener=listener)
     with lease(lake) as held:
-        protected = protections(lake.storage)
+        inventory = FileTable(lake, listener)
+        inventory.refresh()
+        inventory.log.require_whole()
+        protected = inventory.log.protected.values()
         if any(protection.is_whole for protection in protected):
             raise UsageError(
                 f"lake '{lake.name}' is protected: nothing in it may expire",
                 hint=f"unprotect it with: amago lake protect {lake.name} --off lake",
             )
-        inventory = FileTable(lake, listener)
-        inventory.refresh()
         chosen = _chosen(lake, limits.where, listener)
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
@@ -127,12 +129,12 @@ def expire(
         carry_out(lake, plan, reason=_reason(limits))
         inventory.refresh()
         expire_orphans(inventory)
-        left = _left(inventory, ExpiryPlan((), 0))
+        left = _left(inventory, ExpiryPlan((), 0, 0))
         return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
 
 
 def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
-    """Write the tombstone of a plan."""
+    """Enter a plan in the log."""
     if not plan.going:
         return
     whole: list[str] = []
@@ -144,17 +146,12 @@ def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
             for name, count in zip(file.collectors[part.mask], file.steps[part.mask].tolist(), strict=True):
                 steps[name] += count
         if part.is_whole:
-            whole += file.names
-            continue
-        for name in file.names:  # should the file be quarantined, those it replaced are live again
-            mine = part.mask & file.named((name,))
-            if mine.any():
-                trajectories[name] = hex_uids(file.uids[mine])
+            whole.append(file.id)
+        else:
+            trajectories[file.id] = hex_uids(file.uids[part.mask])
     add_expired(lake.storage, np.concatenate([part.file.uids[part.mask] for part in plan.going]))
-    tombstone = Tombstone(
-        time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories, steps=steps
-    )
-    write_tombstone(lake.storage, tombstone)
+    entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories, steps=dict(steps))
+    append(lake.storage, entry, after=plan.position)
 
 
 def make_plan(
@@ -191,7 +188,8 @@ def make_plan(
         masks = {id: mask.copy() for id, mask in free.items()}
     _take_overlays(inventory, masks)
     files = inventory.files
-    return ExpiryPlan(tuple(_FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
+    going = tuple(_FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any())
+    return ExpiryPlan(going, protected, inventory.log.last)
 
 
 def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
+from pipelines.lake.log import Held, lease
 from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_wasteful
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import Held, lease
-from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, make_plan
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 from pipelines.lake.maintenance.sweep import expire_orphans, sweep
@@ -118,6 +117,7 @@ class RetentionThread:
             with lease(self.lake, wait_seconds=0.0) as holds:
                 held = partial(self._require, holds)
                 self._inventory.refresh()
+                self._inventory.log.require_whole()
                 if self._expire(held) | (self._merge and self._compact(held)):
                     self._sweep_at = min(self._sweep_at, time.monotonic() + self._grace)
                 if time.monotonic() >= self._sweep_at:
@@ -137,7 +137,7 @@ class RetentionThread:
         """Return whether anything expired."""
         if self._fullness() <= 1:
             return False
-        protected = protections(self.lake.storage)
+        protected = self._inventory.log.protected.values()
         if any(protection.is_whole for protection in protected):
             self._warn(f"lake '{self.lake.name}' is protected: it grows beyond its limits")
             return False

@@ -1,8 +1,8 @@
 """Rewriting several segments as one: live trajectories only, in order, every row unchanged.
 
-The footer of the new segment lists those it replaces, and those that they had replaced; its publication supersedes them
-in one step. A crash before that leaves files in `tmp/`, or blobs that no segment lists; the next maintainer deletes
-them.
+The footer of the new segment lists those it replaces, and those that they had replaced. It counts once an entry of the
+log says so, which hides those in the same step. A crash before that leaves files that count for nothing; the next
+maintainer deletes them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.folders import REWRITTEN, FolderChooser
 from pipelines.lake.footer import Footer
-from pipelines.lake.maintenance import integrity
-from pipelines.lake.maintenance.lease import Held
+from pipelines.lake.log import Held, LogEntry, append, last_number
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment
 
@@ -73,6 +72,9 @@ def rewrite(
     The plain columns of the result are held in memory. StageFailed if the disk fails.
     """
     with explained(f"rewrite segments of '{lake.name}'"):
+        held()
+        lake.storage.create_folders()  # copying a lake loses empty folders
+        position = last_number(lake.storage)
         sources = []
         for part in parts:  # each a download, in an object store
             held()
@@ -80,7 +82,7 @@ def rewrite(
                 sources.append(source)
         if not sources or (len(sources) == 1 and len(parts) > 1 and sources[0].keep.all()):
             return None
-        return _write(lake, sources, held)
+        return _write(lake, sources, held, position)
 
 
 def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | None:
@@ -88,8 +90,8 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | Non
         schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
         file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
-        integrity.require_cover(file)
-        if not np.array_equal(integrity.sound(file, part.keep), part.keep):
+        segments.require_cover(file)
+        if not np.array_equal(segments.sound(file, part.keep), part.keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
     except IntegrityError as error:
         text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
@@ -141,7 +143,7 @@ class _Wide:
         return values
 
 
-def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held) -> RewriteResult:
+def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int) -> RewriteResult:
     first = sources[0].footer
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
@@ -159,7 +161,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held) -> RewriteResu
         "rows": rows,
         "replaces": _replaces(sources),
     }
-    writer = f"{REWRITTEN}.{os.getpid():x}.{secrets.token_hex(4)}"
+    writer = f"{REWRITTEN}.{lake.id[:8]}.{os.getpid():x}.{secrets.token_hex(4)}"
 
     def metadata() -> dict[str, str]:
         crcs = {name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()}
@@ -175,6 +177,9 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held) -> RewriteResu
         if id:
             segments.drop_orphan(lake.storage, id)
         raise
+    held()
+    moved = {source.id: id for source in sources}
+    append(lake.storage, LogEntry(time=time.time(), reason="rewritten", moved=moved), after=position)
     return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
 
 

@@ -1,4 +1,4 @@
-"""Deletion of files that are no longer needed: of superseded and expired segments, and of rewriters that died.
+"""Deletion of files that are no longer needed: of segments that the log hides, and of maintainers that died.
 
 A reader may still be about to open a file that it knows: files stay for a grace period after they were removed from the
 live set. A file whose log still exists stays too, or salvage would not see that it was published.
@@ -7,9 +7,9 @@ live set. A file whose log still exists stays too, or salvage would not see that
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ import numpy as np
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
 from pipelines.lake.folders import (
+    LOG,
     REWRITTEN,
     ROOT,
     WATCHED_HOURS,
@@ -30,12 +31,11 @@ from pipelines.lake.folders import (
     segment_key,
 )
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.log import Held, LogEntry, append
 from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage, Storage
-from pipelines.lake.tombstones import FOLDER, QUARANTINE, Tombstone, read_tombstones, write_tombstone
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -65,21 +65,19 @@ def expire_orphans(inventory: FileTable) -> None:
     trajectories: dict[str, list[str]] = {}
     for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
         orphans = _orphans(inventory, overlay)
-        orphans &= inventory.removals.alive(overlay.id, overlay.uids)  # the others are removed already
+        orphans &= inventory.log.alive(overlay.id, overlay.uids)  # the others are removed already
         if not orphans.any():
             continue
         gone.append(overlay.uids[orphans])
         if orphans.all():
-            whole += overlay.names
+            whole.append(overlay.id)
         else:
             trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
     if whole or trajectories:
         add_expired(inventory.lake.storage, np.concatenate(gone))
         reason = "derived from removed trajectories"
-        write_tombstone(
-            inventory.lake.storage,
-            Tombstone(time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories),
-        )
+        entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories)
+        append(inventory.lake.storage, entry, after=inventory.log.last)
         inventory.refresh()
 
 
@@ -88,7 +86,7 @@ def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
     found = np.zeros(len(overlay.uids), dtype=bool)
     for id in dict.fromkeys(overlay.base_ids):
         rows, file = overlay.base_ids == id, inventory.live.file_of(id)
-        if not inventory.removals.is_quarantined(file) and file not in inventory.live.unreadable:
+        if file not in inventory.log.quarantined and file not in inventory.live.unreadable:
             found |= rows & ~overlay.alive
     return found
 
@@ -99,22 +97,21 @@ def sweep(
     """Delete what was removed longer than the grace period ago, under the lease `held` and by a refreshed table.
     StageFailed if the storage fails.
     """
-    lake, storage, now = inventory.lake, inventory.lake.storage, time.time()
+    lake, storage, log, now = inventory.lake, inventory.lake.storage, inventory.log, time.time()
+    log.require_whole()
     with explained(f"remove files of '{lake.name}'"):
         names = {f"{hour}/{name}" for hour, found in list_names(storage).items() for name in found}
         listed = set(segment_ids(f"{ROOT}/{name}" for name in names))
-        tombstones = read_tombstones(storage)
+        unfinished = sorted(id for id in listed if not log.is_finished(id) and id not in log.whole)
+        if unfinished:  # also keeps a maintainer whose lease ran out from finishing it
+            append(storage, LogEntry(time=now, reason="left unfinished", segments=unfinished), after=log.last)
+            inventory.refresh()
         age = _ages(storage, now)
-        due: dict[str, bool] = {}
-        for file in inventory.files.values():
-            old = [id for id in file.replaces if id in listed]
-            if old and not inventory.removals.is_quarantined(file.id):
-                due |= dict.fromkeys(old, age(segment_key(file.id)) >= grace_seconds)
-        for name, tombstone in tombstones.items():
-            dead = [id for id in tombstone.segments if id in listed]
-            if dead:
-                over = age(f"{FOLDER}/{name}") >= grace_seconds
-                due |= {id: over or due.get(id, False) for id in dead}
+        due = {
+            id: age(f"{LOG}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
+            for id in listed
+            if id in log.whole or log.is_superseded(id)
+        }
         going = sorted(id for id, over in due.items() if over and not _has_log(lake, id))
         size = 0
         for start in range(0, len(going), _TOGETHER):
@@ -125,7 +122,7 @@ def sweep(
             listener(Progress(stage="sweep", done=start + len(some), total=len(going), unit="segments"))
         held()
         _remove_wide_orphans(lake, names, listed, grace_seconds, age)
-        _merge_spent(storage, tombstones, listed - set(going), lambda name: age(f"{FOLDER}/{name}") >= grace_seconds)
+        log.shorten(listed - set(going))
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
 
@@ -133,10 +130,11 @@ def sweep(
 def _remove_segments(storage: Storage, ids: Sequence[str]) -> None:
     """Delete the files of segments, blobs last: a reader that finds a segment finds it complete."""
     storage.remove(*map(segment_key, ids))
-    storage.remove(*(key for id in ids for key in (blob_key(id), f"{QUARANTINE}/{id.rpartition('/')[2]}.json")))
+    storage.remove(*map(blob_key, ids))
 
 
 def _ages(storage: Storage, now: float) -> Callable[[str], float]:
+    @functools.cache
     def age(key: str) -> float:
         try:
             return max(0.0, storage.age(key, now))
@@ -163,29 +161,6 @@ def _remove_wide_orphans(
             continue
         if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
             storage.remove(blob_key(id))
-
-
-def _merge_spent(
-    storage: Storage, tombstones: dict[str, Tombstone], listed: set[str], is_old: Callable[[str], bool]
-) -> None:
-    """Replace tombstones that hide nothing any more by one that keeps their counts of steps."""
-    merged = {name for tombstone in tombstones.values() for name in tombstone.merges}
-    spent = {
-        name: tombstone
-        for name, tombstone in tombstones.items()
-        if name in merged or (not tombstone.names & listed and is_old(name))
-    }
-    counted = [tombstone for name, tombstone in spent.items() if name not in merged]
-    if len(spent) == 1 and not counted[0].names and counted[0].steps:
-        return  # already merged
-    steps: Counter[str] = Counter()
-    for tombstone in counted:
-        steps.update(tombstone.steps)
-    if steps:
-        newest = max(tombstone.time for tombstone in counted)
-        write_tombstone(storage, Tombstone(time=newest, reason="swept", steps=steps, merges=tuple(sorted(spent))))
-    if spent:
-        storage.remove(*(f"{FOLDER}/{name}" for name in spent))
 
 
 def _remove_leftovers(lake: Lake) -> None:

@@ -1,28 +1,29 @@
 """Reading everything once: every column against its CRC, every file against what a lake may hold.
 
-A damaged segment gets a marker `quarantine/NAME.json` with the reason and its trajectories, and readers ignore it from
-then on; the file itself is not changed. The marker is removed when the segment is intact again.
+A damaged segment is quarantined: an entry of the log gives the reason and its trajectories, and readers ignore it from
+then on; the file itself is not changed. Another entry ends that when the segment is intact again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
+from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import explained
-from pipelines.lake.folders import ROOT, blob_key, is_rewritten, list_all, segment_key, written_by
+from pipelines.lake import segment as segments
+from pipelines.lake.folders import QUARANTINE, ROOT, blob_key, is_rewritten, list_all, segment_key, written_by
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
-from pipelines.lake.maintenance import integrity
+from pipelines.lake.log import LakeLog, LogEntry, append, lease
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import QUARANTINE, Removals, read_tombstone, tombstone_names
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -47,7 +48,7 @@ class _CorruptSegment:
 class VerifyReport:
     """The findings of `verify`. `missing`: segments that the index knew and that are gone, with their number of
     trajectories; `logs`: damaged logs of dead writers, which were kept, and whose unreadable trajectories are lost;
-    `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
+    `foreign`: paths in `segments/` that no lake wrote; `log`: what is damaged or missing in the lake's log.
     """
 
     segments_checked: int
@@ -57,7 +58,7 @@ class VerifyReport:
     missing: Mapping[str, int] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
     foreign: tuple[str, ...] = field(default=())
-    tombstones: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
 
 
 def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
@@ -65,40 +66,35 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     segments of a newer format.
     """
     known = catalog.remembered_segments(lake)  # before segments are listed
-    removals = Removals(lake.storage, listener)
-    removals.refresh()
-    # The newest rewritten ones first: the segments they replace are checked, but not counted again.
-    ids = sorted(
-        (id for id in list_all(lake.storage) if id not in removals.whole), key=lambda id: (is_rewritten(id), id)
-    )
-    ids.reverse()
-    superseded: set[str] = set()
+    log = LakeLog(lake.storage, lake.id, listener)
+    log.refresh()
+    ids = [id for id in list_all(lake.storage) if id not in log.whole]
     corrupt, trajectories, size = [], 0, 0
     for done, id in enumerate(ids, 1):
         if done % _AHEAD == 1:
             _refetch(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
         try:
             footer = check(lake, id)
-            superseded.update(footer.replaces)
-            if id not in superseded:
-                trajectories += int(removals.living(id, footer).sum())
+            if not log.is_superseded(id) and log.is_finished(id):
+                trajectories += int(log.not_expired(id, footer.uids()).sum())
             size += stored_bytes(lake.storage, id)
-            unmark(lake, id)
+            if id in log.quarantined:
+                _release(lake, id, listener)
         except FileNotFoundError:
             pass  # expired meanwhile
         except _Damage as damage:
             corrupt.append(damage.found)
-            _mark(lake, damage.found, listener)
+            _quarantine(lake, damage.found, log, listener)
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
     return VerifyReport(
         segments_checked=len(ids),
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
-        missing=_missing(lake, known),
+        missing=_missing(lake, known, log),
         logs=tuple(lake.storage.url(f"{QUARANTINE}/{name}") for name in _damaged_logs(lake.storage)),
         foreign=tuple(_foreign(lake.storage)),
-        tombstones=tuple(_unreadable_tombstones(lake.storage)),
+        log=log.problems,
     )
 
 
@@ -106,46 +102,24 @@ def _damaged_logs(storage: Storage) -> list[str]:
     return sorted(name for name in storage.names(QUARANTINE) if name.endswith(".wal"))
 
 
-def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
+def _missing(lake: Lake, known: Mapping[str, int], log: LakeLog) -> dict[str, int]:
     """Return those of the `known` segments, with their numbers of trajectories, that are gone for no reason: not
-    replaced, expired or quarantined.
+    rewritten, expired or quarantined.
     """
-    storage = lake.storage
-    gone = known.keys() - set(list_all(storage))
-    if not gone or _expired_since(lake):
+    gone = known.keys() - set(list_all(lake.storage))
+    log.refresh()  # again: an entry comes before its files go
+    if not gone or log.forgot_at >= catalog.modified(lake):  # it no longer says which segments expired
         return {}
     replaced: set[str] = set()
-    for id in filter(is_rewritten, list_all(storage)):  # again: a replacement exists first
+    for id in filter(is_rewritten, list_all(lake.storage)):
         with contextlib.suppress(FileNotFoundError, AmagoError):
-            replaced.update(read_footer(storage, id).replaces)
-    removals = Removals(storage)
-    removals.refresh()
-    aside = {name.partition(".")[0] for name in storage.names(QUARANTINE)}
+            replaced.update(read_footer(lake.storage, id).replaces)
+    aside = {name.partition(".")[0] for name in lake.storage.names(QUARANTINE)}
     return {
         id: known[id]
-        for id in sorted(gone - replaced - removals.whole)
-        if id.rpartition("/")[2].partition(".")[0] not in aside and not removals.hides(id)
+        for id in sorted(gone - replaced)
+        if id.rpartition("/")[2].partition(".")[0] not in aside and not log.hides(id)
     }
-
-
-def _expired_since(lake: Lake) -> bool:
-    """Return whether tombstones were merged after the index was written: they no longer say which segments expired."""
-    written = catalog.modified(lake)
-    for name in tombstone_names(lake.storage):
-        with contextlib.suppress(FileNotFoundError, AmagoError):
-            if int(name[:16], 16) / 1e6 >= written and read_tombstone(lake.storage, name).merges:
-                return True
-    return False
-
-
-def _unreadable_tombstones(storage: Storage) -> Iterator[str]:
-    for name in tombstone_names(storage):
-        try:
-            read_tombstone(storage, name)
-        except FileNotFoundError:  # merged with others meanwhile
-            pass
-        except AmagoError as error:
-            yield str(error)
 
 
 def _refetch(storage: Storage, ids: Sequence[str]) -> None:
@@ -172,7 +146,7 @@ def check(lake: Lake, id: str) -> Footer:
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
         file = open_segment(lake.storage, id, _columns(lake, footer))
-        integrity.require_cover(file)
+        segments.require_cover(file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
         raise _Damage(_CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
@@ -190,24 +164,43 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
 
 
 def _check_columns(id: str, file: SegmentFile, uids: tuple[str, ...]) -> None:
-    wrong = integrity.wrong_columns(file)
+    wrong = segments.wrong_columns(file)
     if wrong:
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-        whole = integrity.sound(file)
+        whole = segments.sound(file)
         damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
         raise _Damage(_CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
 
 
-def _mark(lake: Lake, found: _CorruptSegment, listener: Listener) -> None:
+def _quarantine(lake: Lake, found: _CorruptSegment, log: LakeLog, listener: Listener) -> None:
     text = f"{found.reason}; it is quarantined with its {len(found.trajectories)} trajectories"
     try:
-        with explained("write its marker"):
-            if not found.damaged:  # otherwise its footer can be read
+        if not found.damaged:  # otherwise its footer can be read
+            with explained("keep what is known of it"):
                 _remember(lake, found.segment)
-            lake.storage.write(marker_key(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
-    except StageFailed as error:
+        if found.segment not in log.quarantined:
+            with lease(lake):
+                enter(lake, found.segment, {name: value for name, value in asdict(found).items() if name != "segment"})
+    except (AmagoError, ValueError) as error:  # ValueError: a foreign name that no entry can hold
         text = f"{found.reason}; it cannot be quarantined: {error}"
     listener(Notice(text=text, level="warning"))
+
+
+def _release(lake: Lake, id: str, listener: Listener) -> None:
+    try:
+        with lease(lake):
+            release(lake, id)
+    except AmagoError as error:
+        text = f"segment '{id}' is intact again, but its quarantine cannot be ended: {error}"
+        listener(Notice(text=text, level="warning"))
+
+
+def enter(lake: Lake, id: str, damage: Mapping[str, Any] | None) -> None:
+    """Quarantine a segment, with what is known of its damage, or end that (None). Under the maintenance lease."""
+    append(
+        lake.storage,
+        LogEntry(time=time.time(), reason="verified", quarantine={id: None if damage is None else dict(damage)}),
+    )
 
 
 def _remember(lake: Lake, id: str) -> None:
@@ -225,22 +218,16 @@ def _remember(lake: Lake, id: str) -> None:
     lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
 
 
-def unmark(lake: Lake, id: str) -> None:
-    """Remove the marker of a segment, if it has one. StageFailed if the storage fails."""
-    for key in (marker_key(id), memory_key(id)):
-        with explained(f"remove '{lake.storage.url(key)}'"):
-            if lake.storage.exists(key):
-                lake.storage.remove(key)
-
-
-def marker_key(id: str) -> str:
-    """Return the key of a damaged segment's marker."""
-    return f"quarantine/{id.rpartition('/')[2]}.json"
+def release(lake: Lake, id: str) -> None:
+    """End the quarantine of a segment. StageFailed if the storage fails."""
+    enter(lake, id, None)
+    with explained(f"remove '{lake.storage.url(memory_key(id))}'"):
+        lake.storage.remove(memory_key(id))
 
 
 def memory_key(id: str) -> str:
     """Return the key of the footer that the index recorded for a segment."""
-    return f"quarantine/{id.rpartition('/')[2]}.footer"
+    return f"{QUARANTINE}/{id.rpartition('/')[2]}.footer"
 
 
 def _foreign(storage: Storage) -> Iterator[str]:

@@ -12,31 +12,37 @@ Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipeli
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import storage_error
 from pipelines.files.locks import hold_lock
-from pipelines.lake.folders import ROOT, is_rewritten
-from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
-from pipelines.lake.sql import listing, sandbox
+from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments
+from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer
+from pipelines.lake.log import LakeLog
+from pipelines.lake.segment import stored_bytes
 from pipelines.lake.sql import query as sql
+from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.index import ForeignIndex, NewerIndex, connect, create, writing
-from pipelines.lake.sql.listing import UNREADABLE, FolderListing
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.storage import LocalStorage, require_lake
-from pipelines.lake.tombstones import Removals
+from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage, require_lake
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
+_HIDDEN, _UNREADABLE = "hidden", "unreadable"
 _BATCH_TRAJECTORIES = 100_000  # added in one transaction
 _SUMMARY = """
 select (select count(*) from trajectories) as trajectories,
@@ -57,7 +63,7 @@ select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), tru
 _IN_SIGHT = """
 select segment, coalesce(s.trajectories, 0)::bigint as trajectories
 from bookkeeping.files f left join segments s using (segment)
-where f.state not in (select unnest(?))
+where f.state <> ?
 """
 # The first row of a uid is live, that of an overlay only if its base is there. Only rows that depend on what was added
 # or removed are considered.
@@ -110,7 +116,7 @@ def remembered_segments(lake: Lake) -> dict[str, int]:
     """Return the visible segments and their numbers of trajectories as of the index, without updating it; none if it
     cannot be read.
     """
-    found = _recall(lake, _IN_SIGHT, [list(listing.OUT_OF_SIGHT)])
+    found = _recall(lake, _IN_SIGHT, [_HIDDEN])
     return {} if found is None else {row["segment"]: row["trajectories"] for row in found.to_pylist()}
 
 
@@ -215,13 +221,13 @@ def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None)
         known = _folders(connection)
     except (duckdb.Error, ForeignIndex):
         return None
-    return None if listing.matter(listing.changes(lake.storage, known), known) else connection
+    return None if matter(changes(lake.storage, known), known) else connection
 
 
 def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config=sql.CONFINED)
     create(connection, lake)
-    _update(connection, lake, listing.changes(lake.storage, {}))
+    _update(connection, lake, changes(lake.storage, {}))
     (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
     sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
     return connection
@@ -240,7 +246,7 @@ def _bring_up_to_date(lake: Lake, *, wait: bool) -> None:
         for attempt in range(2):
             try:
                 with writing(index, lake) as connection:
-                    _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
+                    _update(connection, lake, changes(lake.storage, _folders(connection)))
                 return
             except (duckdb.Error, ForeignIndex) as error:
                 if attempt or not sql.may_be_replaced(error):
@@ -258,22 +264,23 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     if not changed:
         return
     known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
-    removals = Removals(lake.storage)
-    removals.refresh()
-    ids = listing.listed_ids(lake.storage, changed, known)
-    states = listing.states(ids, removals, _replaced(connection, lake, ids))
+    log = LakeLog(lake.storage, lake.id)
+    log.refresh()  # after the listing: it names every rewritten segment
+    ids = sorted({*listed_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
+    _ignore_unreadable(lake, log, ids, known)
+    states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
     kept = {
         id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
     }
     connection.begin()
     _forget(connection, known.keys() - kept)
     new = [id for id in ids if id not in kept]
-    out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
+    out = [id for id in new if states[id] == _HIDDEN]
     _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
     connection.commit()
-    in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
+    in_sight = [id for id in new if states[id] != _HIDDEN]
     prefetch_footers(lake.storage, in_sight)
-    for batch in _batches(lake, in_sight, removals, states):
+    for batch in _batches(lake, in_sight, log, states):
         connection.begin()
         batch.insert(connection)
         connection.commit()
@@ -286,18 +293,24 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
 
 def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
     """Return whether a segment was unreadable and its folder has not changed since."""
-    return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
+    return state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
 
 
-def _replaced(connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the segments that rewritten ones among `ids` replace."""
-    rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
-    replaces: dict[str, Sequence[str]] = dict(rows)
-    found = {}
-    for id in filter(is_rewritten, ids):
-        with contextlib.suppress(FileNotFoundError, AmagoError):  # reported when its rows are read
-            found[id] = replaces[id] if id in replaces else read_footer(lake.storage, id).replaces
-    return found
+def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapping[str, str]) -> None:
+    """Let the segments count from which an unreadable one was rewritten, as far as they are there."""
+    for id in ids:
+        if is_rewritten(id) and known.get(id, _UNREADABLE) == _UNREADABLE and not log.hides(id):
+            try:
+                _ = read_footer(lake.storage, id).trajectories
+            except FileNotFoundError:  # rewritten since
+                continue
+            except AmagoError:  # reported when its rows are read
+                log.ignore(id)
+
+
+def _describe_deaths(log: LakeLog, id: str) -> str:
+    """Return a text that changes when trajectories of a segment expire."""
+    return f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
 
 
 def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
@@ -350,20 +363,20 @@ class _Batch:
             _settle(connection, table.select(["uid"]))
 
 
-def _batches(lake: Lake, ids: Iterable[str], removals: Removals, states: Mapping[str, str]) -> Iterator[_Batch]:
+def _batches(lake: Lake, ids: Iterable[str], log: LakeLog, states: Mapping[str, str]) -> Iterator[_Batch]:
     batch, count = _Batch(), 0
     for id in ids:
         file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            alive = removals.living(id, footer)
-            batch.segments.append(listing.segment_row(lake, id, footer, alive))
-            batch.rows.append(listing.trajectory_rows(id, footer, alive))
+            alive = log.not_expired(id, footer.uids())
+            batch.segments.append(segment_row(lake, id, footer, alive))
+            batch.rows.append(trajectory_rows(id, footer, alive))
             count += len(alive)
         except FileNotFoundError:  # swept since it was listed
             continue
         except AmagoError as error:
-            file |= {"state": UNREADABLE, "problem": str(error)}
+            file |= {"state": _UNREADABLE, "problem": str(error)}
         batch.files.append(file)
         if count >= _BATCH_TRAJECTORIES:
             yield batch
@@ -388,3 +401,82 @@ def _remove(lake: Lake) -> None:
     for name in ("index.duckdb", "index.duckdb.wal"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(lake.local / name)
+
+
+class FolderListing(NamedTuple):
+    """A folder when it was last listed: `stamp` (None if unreliable) and a digest of its names."""
+
+    stamp: int | None
+    digest: str
+
+
+def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
+    """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
+    here = [LOG, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
+    if len(here) == 1:  # without a folder of segments
+        require_lake(storage)
+    found: dict[str, FolderListing | None] = dict.fromkeys(known.keys() - set(here))
+    due = {}
+    try:
+        for folder in here:
+            now, stamp = time.time_ns(), storage.stamp(folder)
+            if stamp is None or folder not in known or known[folder].stamp != stamp:
+                settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
+                due[folder] = stamp if settled else None
+        for (folder, stamp), names in zip(due.items(), storage.listings(list(due)), strict=True):
+            listed = FolderListing(stamp, _digest(names))
+            if listed != known.get(folder):
+                found[folder] = listed
+    except OSError as error:
+        raise storage_error(error, f"list '{storage.url()}'") from error
+    return found
+
+
+def _digest(names: Iterable[str]) -> str:
+    text = "\n".join(sorted(names))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
+    """Return whether files may have appeared or disappeared. A stamp that became reliable does not matter."""
+    return any(
+        listed is None
+        or folder not in known
+        or known[folder].stamp is not None
+        or known[folder].digest != listed.digest
+        for folder, listed in changed.items()
+    )
+
+
+def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the sorted ids of all segments: of the `changed` folders as they are now, of the others as `known`."""
+    relisted = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
+    ids = [id for id in known if id.partition("/")[0] not in relisted]
+    ids += [id for folder in relisted for id in list_segments(storage, folder)]
+    return sorted(ids)
+
+
+def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
+    """Return a segment's row of the table `segments`."""
+    header = footer.header
+    return {
+        "segment": id,
+        "kind": header["kind"],
+        "schema": header["schema"],
+        "writer": header["writer"],
+        "t_commit": header["t_commit"],
+        "trajectories": len(alive),
+        "expired": int(len(alive) - alive.sum()),
+        "rows": header["rows"],
+        "bytes": stored_bytes(lake.storage, id),
+        "columns": list(footer.columns),
+        "replaces": list(footer.replaces),
+    }
+
+
+def trajectory_rows(id: str, footer: Footer, alive: np.ndarray) -> pa.Table:
+    """Return a segment's rows of the table `trajectories`; uids are 16 bytes each."""
+    table = footer.trajectories
+    for name, value in (("segment", id), ("schema", footer.header["schema"])):
+        table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+    return table if alive.all() else table.filter(pa.array(alive))

@@ -16,10 +16,9 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
 from pipelines.lake.folders import list_all
-from pipelines.lake.maintenance.protection import protections
+from pipelines.lake.log import read_log
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
-from pipelines.lake.tombstones import FOLDER, QUARANTINE
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -85,7 +84,7 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         tasks, sources, filling, policies = ask(_TASKS), ask(_SOURCES), ask(_COLLECTORS), ask(_POLICIES)
         stored = ask(_STORED)
         sizes = [row["bytes"] for row in ask(_BY_SIZE)]
-    recorded = collectors.read_all(lake)
+    recorded, log = collectors.read_all(lake), read_log(lake.storage)
     for row in stored:
         row["bytes_per_step"] = row["bytes"] / row["rows"] if row["rows"] else None
     steps = [row for row in stored if row["kind"] == "steps"]
@@ -96,10 +95,10 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         "schemas": list(lake.schemas()),
         "bytes_per_step": sum(row["bytes"] for row in steps) / rows if rows else None,
         "superseded_or_expired_segments": len(list_all(lake.storage)) - counts["segments"],
-        "tombstones": _count(lake, FOLDER),
-        "quarantined": _count(lake, QUARANTINE),
+        "log_entries": len(log.names),
+        "quarantined": len(log.quarantined),
         "logs": sum(1 for _ in (lake.local / "wal").glob("*.wal")),
-        "protected": any(protection.is_whole for protection in protections(lake.storage)),
+        "protected": any(protection.is_whole for protection in log.protected.values()),
         "tasks": tasks,
         "sources": sources,
         "collectors": [_collector(row, recorded.get(row["collector"], {}), now) for row in filling],
@@ -107,14 +106,8 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         "columns": _columns(lake, stored),
         "stored": stored,
         "segment_sizes": _by_size(sizes),
-        "protections": [
-            {"name": p.name, "time": p.time, "segments": len(p.segments)} for p in protections(lake.storage)
-        ],
+        "protections": [{"name": p.name, "time": p.time, "segments": len(p.segments)} for p in log.protected.values()],
     }
-
-
-def _count(lake: Lake, folder: str) -> int:
-    return sum(name.endswith(".json") and not name.startswith(".") for name in lake.storage.names(folder))
 
 
 def _collector(row: Mapping[str, Any], record: Mapping[str, Any], now: float) -> dict[str, Any]:

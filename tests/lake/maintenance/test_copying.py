@@ -21,9 +21,8 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake import factories
-from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, segment_files
+from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, remove, segment_files
 from tests.tiers import some
 
 
@@ -108,8 +107,8 @@ def test_what_expired_in_the_source_stays_behind(lake: Lake, target: Lake) -> No
     written = list(fill(lake, [5, 6, 7, 8], seal_every=2))
     derived = derive(lake, written[0], 5)
     one, two, _ = ids(lake)
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", trajectories={one: (written[0],)}))
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", segments=(two,)))
+    remove(lake, time=1.0, reason="x", trajectories={one: (written[0],)})
+    remove(lake, time=1.0, reason="x", segments=(two,))
     copy(lake, target)
     assert Reader(target).uids() == [written[1]]
     assert derived not in Reader(target).uids()
@@ -119,8 +118,8 @@ def test_what_expired_in_the_target_does_not_come_back(lake: Lake, target: Lake)
     written = list(fill(lake, [5, 6, 7], seal_every=1))
     copy(lake, target)
     one, two, _ = ids(target)
-    write_tombstone(target.storage, Tombstone(time=1.0, reason="x", segments=(one,)))
-    write_tombstone(target.storage, Tombstone(time=1.0, reason="x", trajectories={two: (written[1],)}))
+    remove(target, time=1.0, reason="x", segments=(one,))
+    remove(target, time=1.0, reason="x", trajectories={two: (written[1],)})
     assert copy(lake, target).trajectories == 0
     assert Reader(target).uids() == written[2:]
 
@@ -292,7 +291,7 @@ def test_a_copy_that_fails_leaves_nothing_half_copied(
 
 
 def expire_all(lake: Lake, where: str) -> None:
-    """Expire trajectories, and delete their files and what the tombstones say of them."""
+    """Expire trajectories, and delete their files and what the log says of them."""
     for _ in range(2):
         expire(lake, RetentionLimits(where=where), grace_seconds=0)
     compact(lake, grace_seconds=0)

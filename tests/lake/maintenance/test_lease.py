@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from pipelines.errors import Locked
+from pipelines.lake.log import lease
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.store import Lake
 
 HOLD = """
 import sys
-from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.log import lease
 from pipelines.lake.store import Lake
 with lease(Lake(sys.argv[1])):
     print("held", flush=True)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.lake.maintenance.protection import protect, protections, unprotect
+from pipelines.lake.log import protect, protections, unprotect
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
+from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill
 
@@ -30,9 +31,14 @@ def test_a_snapshot_cannot_pose_as_the_lake(lake: Lake) -> None:
         protect(lake, [], name="run@1")
 
 
-def test_nothing_expires_while_a_protection_cannot_be_read(lake: Lake) -> None:
+def test_nothing_expires_while_the_log_cannot_be_read(lake: Lake) -> None:
     fill(lake, [3, 4])
-    lake.storage.write("protected/run@1.json", b"{")
-    with pytest.raises(IntegrityError, match="is unknown"):
-        expire(lake, RetentionLimits(max_trajectories=1))
-    assert not lake.storage.names("tombstones")
+    protect(lake, name="lake")
+    (entry,) = (lake.path / "log").iterdir()
+    whole = entry.read_bytes()
+    for break_it in (lambda: entry.write_bytes(b"{"), lambda: entry.rename(entry.with_name("000000000002.json"))):
+        break_it()
+        with pytest.raises(IntegrityError, match=r"is damaged|is missing"):
+            expire(lake, RetentionLimits(max_trajectories=1))
+        entry.write_bytes(whole)
+    assert len(Reader(lake).uids()) == 2

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +8,16 @@ import pytest
 
 from pipelines.errors import Locked
 from pipelines.lake.folders import list_all
+from pipelines.lake.log import lease, read_log
 from pipelines.lake.maintenance import repair as repairing
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.repair import RepairResult, repair
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, derive, fill, segment_files
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, derive, fill, remove, segment_files
 from tests.tiers import some
 
 SCHEMAS = pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 1), ids=["plain", "images", "mixed"])
@@ -70,8 +68,8 @@ def test_the_whole_trajectories_of_a_damaged_segment_live_on(lake: Lake, schema:
     assert_sound(lake, written, [first, third, fourth])
     name = id.rpartition("/")[2]
     assert (lake.path / "quarantine" / f"{name}.arrow").read_bytes() == damaged
-    marker = json.loads((lake.path / "quarantine" / f"{name}.json").read_text())
-    assert (marker["lost"], marker["into"]) == ([second], done.segments[id])
+    damage = read_log(lake.storage).quarantined[id]
+    assert (damage["lost"], damage["into"]) == ([second], done.segments[id])
     assert mended(lake) == RepairResult(segments={})
 
 
@@ -100,7 +98,7 @@ def test_a_footer_that_cannot_be_read_is_made_again_from_what_the_index_remember
     done = repair(lake, report)
     assert done == RepairResult(segments={id: id})
     assert_sound(lake, written, list(written))
-    assert not list((lake.path / "quarantine").glob("*.json"))
+    assert not read_log(lake.storage).quarantined
     reader = Reader(lake)
     assert reader.row(next(iter(written)))["env"] == "maze"
     assert segment_files(lake)[0].read_bytes() != whole  # another commit's footer, the same rows
@@ -141,12 +139,12 @@ def test_what_had_expired_is_not_lost(lake: Lake) -> None:
     written = fill(lake, [5, 6])
     first, second = written
     (id,) = list_all(lake.storage)
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", trajectories={id: (first,)}))
+    remove(lake, time=1.0, reason="x", trajectories={id: (first,)})
     flip(segment_files(lake)[0], written[first]["obs.state"])
     done = mended(lake)
     assert done.complete
     assert_sound(lake, written, [second])
-    assert not list((lake.path / "quarantine").glob("*.json"))
+    assert not read_log(lake.storage).quarantined
 
 
 def test_a_damaged_segment_that_was_rewritten_before_is_only_quarantined(lake: Lake) -> None:

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
-from pipelines.lake.folders import list_all
+from pipelines.lake.folders import is_rewritten, list_all
+from pipelines.lake.log import expired_steps, protect, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import expired_steps, read_tombstones
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake import factories
 from tests.lake.factories import SCHEMA, columns, fill
@@ -150,7 +149,7 @@ def test_a_dry_run_says_the_same_and_touches_nothing(lake: Lake) -> None:
     written = list(fill(lake, [5] * 4, seal_every=3))
     seen = expire(lake, RetentionLimits(max_steps=11), dry_run=True)
     assert uids(lake) == written
-    assert not lake.storage.names("tombstones")
+    assert not lake.storage.names("log")
     done = expire(lake, RetentionLimits(max_steps=11))
     assert seen.left["steps"] == done.left["steps"] == 10
     assert [(p.file.id, p.trajectories, p.is_whole) for p in seen.plan.going] == [
@@ -158,16 +157,16 @@ def test_a_dry_run_says_the_same_and_touches_nothing(lake: Lake) -> None:
     ]
 
 
-def test_one_decision_is_one_tombstone_that_names_what_was_replaced_too(lake: Lake) -> None:
+def test_one_decision_is_one_entry_of_the_log(lake: Lake) -> None:
     fill(lake, [5] * 4, seal_every=2)
-    old = list_all(lake.storage)
     compact(lake)
     fill(lake, [6, 6], seed=1)
+    before = lake.storage.names("log")
     expire(lake, RetentionLimits(max_trajectories=1))
-    (tombstone,) = read_tombstones(lake.storage).values()
-    assert set(old) < set(tombstone.segments)
-    assert len(tombstone.segments) == 3
-    assert [len(uids) for uids in tombstone.trajectories.values()] == [1]
+    assert len(lake.storage.names("log")) == len(before) + 1
+    log = read_log(lake.storage)
+    assert [is_rewritten(id) for id in log.whole] == [True]
+    assert [len(uids) for uids in log.dead.values()] == [1]
     assert query(lake, "select count(*) from trajectories")[1] == [(1,)]
 
 
@@ -176,7 +175,7 @@ def test_a_protected_lake_is_refused_and_a_protected_snapshot_stays(lake: Lake) 
     protect(lake)
     with pytest.raises(UsageError, match="protected"):
         expire(lake, RetentionLimits(max_steps=1))
-    from pipelines.lake.maintenance.protection import unprotect
+    from pipelines.lake.log import unprotect
 
     unprotect(lake)
     protect(lake, [list_all(lake.storage)[0]], name="run@1")
@@ -206,4 +205,4 @@ def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
     expire(lake, RetentionLimits(where="true"), grace_seconds=0.0)
     assert not list_all(lake.storage)
     assert expired_steps(lake.storage) == {"a": 8, "b": 10}
-    assert len(lake.storage.names("tombstones")) == 1
+    assert len(lake.storage.names("log")) == 1

@@ -10,14 +10,12 @@ import pytest
 from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
+from pipelines.lake.log import expired_steps, lease, protect
 from pipelines.lake.maintenance import retention_thread as caps
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, ripe
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import SCHEMA, assert_same, columns, fill, segment_files
 from tests.lake.maintenance.test_compaction import a_file
@@ -40,7 +38,7 @@ def test_the_oldest_segments_go_as_new_ones_come(lake: Lake) -> None:
     assert Reader(lake).uids() == written[-10:]
     assert len(segment_files(lake)) == 5
     assert expired_steps(lake.storage) == {"": 50}
-    assert len(lake.storage.names("tombstones")) <= 2
+    assert len(lake.storage.names("log")) <= 2
 
 
 def test_bytes_are_bounded_too(lake: Lake) -> None:

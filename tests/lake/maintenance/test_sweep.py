@@ -12,14 +12,13 @@ from pipelines.data.view import View
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
+from pipelines.lake.log import expired_steps, lease, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.sweep import SweepResult, expire_orphans, sweep
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, read_tombstones, write_tombstone
 from pipelines.lake.wal import Log
 from tests.lake.factories import (
     IMAGES,
@@ -29,6 +28,8 @@ from tests.lake.factories import (
     derive,
     fill,
     overlay_writer,
+    quarantine,
+    remove,
     segment_files,
 )
 from tests.lake.windows import windows_of
@@ -48,7 +49,8 @@ def test_files_stay_for_the_grace_period(lake: Lake) -> None:
     assert compact(lake, grace_seconds=100.0).swept == SweepResult(segments=0, bytes=0, waiting=3)
     assert len(segment_files(lake)) == 4
     new = max(segment_files(lake))
-    os.utime(new, (new.stat().st_mtime - 200, new.stat().st_mtime - 200))
+    (entry,) = (lake.path / "log").iterdir()
+    os.utime(entry, (entry.stat().st_mtime - 200, entry.stat().st_mtime - 200))
     assert swept(lake, grace_seconds=100.0).segments == 3
     assert segment_files(lake) == [new]
     expire(lake, RetentionLimits(max_trajectories=2), grace_seconds=0.0)
@@ -63,9 +65,9 @@ def test_of_several_decisions_to_remove_a_segment_the_oldest_counts(lake: Lake) 
     fill(lake, [3])
     (id,) = list_all(lake.storage)
     for time in (1.0, 2.0):
-        write_tombstone(lake.storage, Tombstone(time=time, reason="old", segments=(id,)))
+        remove(lake, time=time, reason="old", segments=(id,))
     assert swept(lake, grace_seconds=100.0) == SweepResult(segments=0, bytes=0, waiting=1)
-    first, _ = (lake.path / "tombstones").iterdir()
+    first, _ = sorted((lake.path / "log").iterdir())
     os.utime(first, (1, 1))
     assert swept(lake, grace_seconds=100.0).segments == 1
     assert segment_files(lake) == []
@@ -147,11 +149,10 @@ def test_an_overlay_waits_for_a_base_that_is_set_aside(lake: Lake) -> None:
     (base,) = fill(lake, [5])
     (id,) = list_all(lake.storage)
     (derived,) = derive(lake, {base: {"reward": np.ones(3, dtype=np.float32)}})
-    marker = f"quarantine/{id.rpartition('/')[2]}.json"
-    lake.storage.write(marker, b"{}")
+    quarantine(lake, id)
     assert Reader(lake).uids() == []
     assert swept(lake).segments == 0
-    lake.storage.remove(marker)
+    quarantine(lake, id, None)
     assert Reader(lake).uids() == [base, derived]
 
 
@@ -160,33 +161,41 @@ def test_a_view_that_has_seen_nothing_of_it_forgets_what_vanished(lake: Lake) ->
     view = View(lake, SCHEMA.id)
     view.refresh()
     expire(lake, RetentionLimits(max_trajectories=1), grace_seconds=0.0)
-    assert not read_tombstones(lake.storage)[lake.storage.names("tombstones")[0]].segments
+    assert not read_log(lake.storage).whole
     view.refresh(), view.refresh()
     assert view.num_trajectories == 1
     assert_same(next(windows_of(view)), written[list(written)[2]])
 
 
-def test_tombstones_that_hide_nothing_become_one(lake: Lake) -> None:
+def test_a_log_of_which_nothing_matters_becomes_one_entry(lake: Lake) -> None:
     fill(lake, [3] * 5, seal_every=1)
     for left in (4, 3, 2):
         expire(lake, RetentionLimits(max_trajectories=left))
-    assert len(lake.storage.names("tombstones")) == 3
+    assert len(lake.storage.names("log")) == 3
     swept(lake)
-    (one,) = read_tombstones(lake.storage).values()
-    assert (one.steps, one.names, len(one.merges)) == ({"": 9}, set(), 3)
+    one = read_log(lake.storage)
+    assert (one.steps, one.whole, one.dead, len(one.names)) == ({"": 9}, set(), {}, 1)
     swept(lake)
-    assert list(read_tombstones(lake.storage).values()) == [one]
+    assert read_log(lake.storage).names == one.names
 
 
-def test_a_crash_between_merging_tombstones_and_removing_them_counts_nothing_twice(lake: Lake) -> None:
-    from pipelines.lake.tombstones import expired_steps
+def test_a_crash_while_the_log_restarts_counts_nothing_twice(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    for left in (2, 1):
+        expire(lake, RetentionLimits(max_trajectories=left))
 
-    names = [write_tombstone(lake.storage, Tombstone(time=1.0, reason="", steps={"a": n})) for n in (3, 4)]
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="swept", steps={"a": 7}, merges=tuple(names)))
-    assert expired_steps(lake.storage) == {"a": 7}
+    def die(*keys: str) -> None:
+        raise KeyboardInterrupt
+
+    remove = lake.storage.remove
+    monkeypatch.setattr(lake.storage, "remove", lambda *keys: die() if "log" in keys[0] else remove(*keys))
+    with pytest.raises(KeyboardInterrupt):
+        swept(lake)
+    assert len(lake.storage.names("log")) == 3
+    assert expired_steps(lake.storage) == {"": 7}
+    monkeypatch.undo()
     swept(lake)
-    assert expired_steps(lake.storage) == {"a": 7}
-    assert len(lake.storage.names("tombstones")) == 1
+    assert expired_steps(lake.storage) == {"": 7}
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -222,7 +231,7 @@ def test_many_files_are_removed_by_few_calls(lake: Lake, monkeypatch: pytest.Mon
     monkeypatch.setattr(lake.storage, "remove", lambda *keys: (calls.append(keys), remove(*keys)))
     before = {str(file.relative_to(lake.path)) for file in segment_files(lake)}
     assert compact(lake, grace_seconds=0.0).swept.segments == 250
-    assert len(calls) == 6
+    assert len(calls) == 7  # the last one removes the old files of the log
     gone: set[str] = set()
     for keys in calls:
         blobs = {key for key in keys if key.endswith(".blob.arrow")}

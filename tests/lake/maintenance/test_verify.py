@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 
 import numpy as np
@@ -10,6 +9,7 @@ from pipelines.events import Progress
 from pipelines.files import atomic
 from pipelines.lake import footer, reading
 from pipelines.lake.live import LiveTable
+from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
@@ -46,8 +46,8 @@ def test_a_flipped_bit_names_the_trajectory_and_takes_the_segment_out_of_sight(l
     assert any("quarantined" in getattr(event, "text", "") for event in told)
     assert LiveTable(lake).refresh().added == 2
     assert catalog.query(lake, "select count(*) from trajectories")[1] == [(2,)]
-    marker = json.loads((lake.path / "quarantine" / f"{path.stem}.json").read_text())
-    assert marker["trajectories"] == list(written)[:2]
+    (damage,) = read_log(lake.storage).quarantined.values()
+    assert damage["trajectories"] == list(written)[:2]
     assert verify(lake).corrupt == (found,)  # said again, not forgotten
 
 
@@ -135,7 +135,7 @@ def test_a_segment_of_a_newer_version_is_not_set_aside(lake: Lake, monkeypatch: 
     told: list = []
     assert LiveTable(lake, told.append).refresh().added == 0
     assert "upgrade amago" in told[0].text
-    assert not (lake.path / "quarantine").exists()
+    assert not (lake.path / "log").exists()
 
 
 def test_the_pictures_of_a_segment_that_was_never_published_are_reported_unless_salvage_removes_them(

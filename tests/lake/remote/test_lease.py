@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import InputMissing, Locked, StageFailed
-from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.log import lease
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.remote import lease as remote_lease
 from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version, connect

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines import trust
 from pipelines.errors import InputMissing, StorageError, UsageError
-from pipelines.lake.remote import credentials
+from pipelines.lake.remote import bucket
 from pipelines.lake.remote.bucket import reason
 from pipelines.lake.remote.location import Location
 
@@ -106,9 +106,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_keys_come_from_the_environment_or_a_profile(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = Location.parse("s3://b")
-    assert credentials.found(location) == {"access_key_id": "A", "secret_access_key": "B%%"}
+    assert bucket.find_credentials(location) == {"access_key_id": "A", "secret_access_key": "B%%"}
     monkeypatch.setenv("AWS_PROFILE", "other")
-    assert credentials.found(location) == {
+    assert bucket.find_credentials(location) == {
         "access_key_id": "C",
         "secret_access_key": "D",
         "session_token": "E",
@@ -116,15 +116,15 @@ def test_keys_come_from_the_environment_or_a_profile(files: Path, monkeypatch: p
     }
     monkeypatch.setenv("AWS_PROFILE", "sso")
     with pytest.raises(UsageError, match=r"AWS_PROFILE is 'sso'.*export-credentials --profile sso"):
-        credentials.found(location)
+        bucket.find_credentials(location)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "F")  # the client reads it itself
-    assert credentials.found(location) == {}
+    assert bucket.find_credentials(location) == {}
 
 
 def test_without_any_credentials_no_request_is_sent(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files / "credentials").write_text("not a file\x00 of [AWS")
     with pytest.raises(StorageError, match="no credentials were found: give AWS_PROFILE, or AWS_ACCESS_KEY_ID"):
-        credentials.found(Location.parse("s3://b"))
+        bucket.find_credentials(Location.parse("s3://b"))
 
 
 HEAD = "Generic S3 error: Error performing GET http://h:9/b/p in 1.5ms, after 2 retries, max_retries: 2 - "

@@ -16,6 +16,7 @@ from pipelines.errors import InputMissing, IntegrityError, StageFailed, StorageE
 from pipelines.events import Event
 from pipelines.lake.folders import blob_key, list_all, segment_key
 from pipelines.lake.live import LiveTable
+from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.files import live_steps
@@ -24,11 +25,10 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.remote.object_storage import ObjectStorage
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.wal import parse
 from pipelines.lake.writer import writer_label
 from tests.conftest import Server, start_server, use
-from tests.lake.factories import IMAGES, INFO, SCHEMA, assert_same, columns, derive, fill
+from tests.lake.factories import IMAGES, INFO, SCHEMA, assert_same, columns, derive, fill, remove
 
 COLLECTOR = """
 import sys
@@ -122,10 +122,7 @@ def test_steps_of_a_collector_are_counted_by_its_own_segments(
     assert live_steps(there, label) == {"c/1": 12, "c/1.0": 7}
     assert len(cached(there)) == 4
     assert all(f"-{label}." in name for name in cached(there))
-    tombstone = Tombstone(
-        time=0.0, reason="", segments=(), trajectories={list_all(lake.storage)[0]: uids[:1]}, steps={}
-    )
-    write_tombstone(lake.storage, tombstone)
+    remove(lake, trajectories={list_all(lake.storage)[0]: uids[:1]})
     compact(lake)
     source = Lake.create(tmp_path / "source")
     add(source, "c/1", [20])
@@ -221,7 +218,7 @@ def test_a_truncated_object_is_told_and_the_rest_is_read(
     assert "damaged" in str(told[0])
     report = verify(there)
     assert [found.segment for found in report.corrupt] == [first]
-    assert there.storage.names("quarantine") == [f"{first.partition('/')[2]}.json"]
+    assert [*read_log(there.storage).quarantined] == [first]
     # The writer's host still has the whole file: verify must not take its word for it.
     assert [found.segment for found in verify(lake).corrupt] == [first]
     lake.storage.write(segment_key(first), content)

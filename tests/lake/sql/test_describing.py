@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from pipelines.lake import collectors
-from pipelines.lake.maintenance.protection import protect
+from pipelines.lake.log import protect
 from pipelines.lake.sql.describing import describe
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
-from tests.lake.factories import IMAGES, INFO, SCHEMA, columns, fill, segment_files
+from tests.lake.factories import IMAGES, INFO, SCHEMA, columns, fill, remove, segment_files
 
 
 def test_figures_are_those_of_what_was_written(lake: Lake) -> None:
@@ -49,10 +48,10 @@ def test_collectors_say_how_long_ago_they_last_wrote(lake: Lake) -> None:
 def test_what_died_is_counted(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7, 8], seal_every=2)
     one, two = ("/".join(path.parts[-2:]).removesuffix(".arrow") for path in segment_files(lake))
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", segments=(one,)))
-    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", trajectories={two: (list(written)[2],)}))
+    remove(lake, time=1.0, reason="x", segments=(one,))
+    remove(lake, time=1.0, reason="x", trajectories={two: (list(written)[2],)})
     found = describe(lake)
-    assert (found["trajectories"], found["segments"], found["tombstones"]) == (1, 1, 2)
+    assert (found["trajectories"], found["segments"], found["log_entries"]) == (1, 1, 2)
     assert (found["expired_trajectories"], found["superseded_or_expired_segments"]) == (1, 1)
 
 

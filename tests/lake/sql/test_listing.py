@@ -10,11 +10,11 @@ import pytest
 from pipelines.lake import footer, reading
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.folders import FolderChooser, is_rewritten, list_all, segment_key
+from pipelines.lake.log import LogEntry, append
 from pipelines.lake.segment import checksum, new_segment, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, write_tombstone
-from tests.lake.factories import SCHEMA, derive, fill
+from tests.lake.factories import SCHEMA, derive, fill, quarantine, remove
 from tests.tiers import some, trials
 
 QUESTIONS = (
@@ -43,20 +43,21 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
     values = {c.name: np.concatenate([part[c.name] for part in parts]) for c in columns}
     header = {
         **found.header,
-        "writer": "compact.x",
+        "writer": f"compact.{lake.id[:8]}.x",
         "sequence": 0,
         "rows": row0,
         "replaces": replaces,
         "columns": {name: checksum(array) for name, array in values.items()},
     }
     header.pop("trajectories_bytes")
-    new = new_segment(FolderChooser(lake.storage), "compact.x", 0, overlay=False)
+    new = new_segment(FolderChooser(lake.storage), f"compact.{lake.id[:8]}.x", 0, overlay=False)
     batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
     path = lake.path / segment_key(new)
     path.parent.mkdir(exist_ok=True)
     metadata = footer.metadata(header, pa.concat_tables(tables))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
         writer.write_batch(batch)
+    append(lake.storage, LogEntry(time=0.0, moved=dict.fromkeys(ids, new)))
     return new
 
 
@@ -65,8 +66,7 @@ class Life:
 
     def __init__(self, lake: Lake, seed: int) -> None:
         self.lake, self.rng = lake, np.random.default_rng(seed)
-        self.quarantine = lake.path / "quarantine"
-        self.quarantine.mkdir()
+        self.aside: set[str] = set()
 
     def originals(self) -> list[str]:
         return [id for (id,) in catalog.query(self.lake, "select segment from segments where kind = 'steps'")[1]]
@@ -91,12 +91,11 @@ class Life:
         dead: dict[str, list[str]] = {}
         for segment, uid in [rows[i] for i in self.rng.permutation(len(rows))[:2]]:
             dead.setdefault(segment, []).append(uid)
-        write_tombstone(self.lake.storage, Tombstone(time=0.0, reason="test", trajectories=dead))
+        remove(self.lake, trajectories=dead)
 
     def expire_whole(self) -> None:
         for id in self.some(self.originals(), 1):
-            names = (id, *footer.read_footer(self.lake.storage, id).replaces)
-            write_tombstone(self.lake.storage, Tombstone(time=0.0, reason="test", segments=names))
+            remove(self.lake, segments=[id])
 
     def compact(self) -> None:
         self.old = self.some(self.originals())
@@ -109,11 +108,12 @@ class Life:
 
     def set_aside(self) -> None:
         for id in self.some([id for id in self.originals() if not is_rewritten(id)], 1):
-            (self.quarantine / f"{id.rpartition('/')[2]}.json").write_text("{}")
+            quarantine(self.lake, id)
+            self.aside.add(id)
 
     def set_back(self) -> None:
-        for path in self.quarantine.glob("*.json"):
-            path.unlink()
+        while self.aside:
+            quarantine(self.lake, self.aside.pop(), None)
 
     def publish_twice(self) -> None:
         """A copy of a segment under another name, before or after it."""

@@ -52,6 +52,24 @@ def test_a_file_that_no_lake_wrote_is_shown(amago: Amago, small: Path) -> None:
     assert "notes.txt" in amago("lake", "verify", small).out
 
 
+def test_damaged_log_is_exit_4_and_repair_restarts_it(amago: Amago, small: Path) -> None:
+    question = ("lake", "sql", small, "select count(*) as n from trajectories", "--output", "json")
+    before = amago(*question).json[0]["n"]
+    assert amago("lake", "expire", small, "--max-trajectories", 1).code == 0
+    (entry,) = (small / "lake" / "log").iterdir()
+    entry.write_bytes(entry.read_bytes()[:-20])
+    failed = amago("lake", "verify", small, "--output", "json")
+    assert failed.code == 4
+    assert len(failed.json["metrics"]["damaged_log"]) == 1
+    assert "--repair restarts the log" in failed.err
+    assert amago("lake", "expire", small, "--max-trajectories", 1).code == 4
+    assert amago("lake", "verify", small, "--repair").code == 0
+    assert amago("lake", "verify", small).code == 0
+    assert amago(*question).json[0]["n"] == before
+    assert amago("lake", "expire", small, "--max-trajectories", 1).code == 0
+    assert amago(*question).json[0]["n"] == 1
+
+
 def test_repair_saves_what_is_whole_and_is_exit_4_for_what_is_lost(amago: Amago, small: Path) -> None:
     segment = next((small / "lake" / "segments").rglob("*.arrow"))
     data = bytearray(segment.read_bytes())

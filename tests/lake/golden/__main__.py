@@ -1,0 +1,65 @@
+"""Make the golden lake again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+
+from pipelines.lake.folders import list_all
+from pipelines.lake.log import protect
+from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
+from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.reading import Reader
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
+from tests.lake.factories import columns, derive, flip_a_bit
+from tests.lake.golden import EXPECTED, LAKE
+
+SCHEMA = Schema(Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=3)))
+
+
+def append(lake: Lake, *infos: TrajectoryInfo) -> list[str]:
+    with lake.writer(SCHEMA, name="golden") as writer:
+        rng = np.random.default_rng(len(list_all(lake.storage)))
+        return [writer.append(columns(rng, 3 + number, SCHEMA), info) for number, info in enumerate(infos)]
+
+
+def main() -> None:
+    shutil.rmtree(LAKE, ignore_errors=True)
+    lake = Lake.create(LAKE)
+    info = TrajectoryInfo(env="golden", task="t", collector="c")
+    merged = append(lake, info, info)
+    merged += append(
+        lake, *(TrajectoryInfo(env="golden", task="t", collector="c", episode="e", chunk=i, first_step=4 * i,
+                               continues=i == 0) for i in range(2))
+    )  # fmt: skip
+    derive(lake, {merged[0]: {"reward": np.ones(3, np.float32)}})
+    compact(lake, grace_seconds=0.0)
+    expire(lake, RetentionLimits(where=f"uid = '{merged[1]}'"))
+    gone = append(lake, info)
+    expire(lake, RetentionLimits(where=f"uid = '{gone[0]}'"))
+    (damaged,) = append(lake, info)
+    flip_a_bit(lake, Reader(lake).read(damaged).columns["obs"])
+    assert verify(lake).corrupt
+    append(lake, info)
+    protect(lake, list_all(lake.storage)[-1:], name="run@1")
+    reader = Reader(lake)
+    found = {}
+    for uid in reader.uids():
+        values = reader.read(uid).columns
+        found[uid] = {name: np.asarray(array, float).sum() for name, array in values.items()} | {
+            "rows": len(values["reward"])
+        }
+    EXPECTED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    for name in ("index.duckdb", "locks", "wal", "tmp"):
+        path = LAKE / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
