@@ -23,7 +23,8 @@ TOKENS, TOKENS_ON_GPU = 512, 8192  # of an update
 LEAST_WINDOWS = 8  # of an update
 WHOLE_EPISODE = 128  # an episode up to this length is remembered whole
 WHOLE_ATTEMPTS = 256  # likewise, where a task is attempted several times in an episode
-CONTEXT, CONTEXT_OF_IMAGES = 32, 64  # of longer episodes
+CONTEXT, CONTEXT_OF_TEXT = 32, 64  # of longer episodes
+CONTEXT_OF_IMAGES = 16
 UNKNOWN_EPISODE = 64  # context length where the longest episode is not known
 
 # Actors.
@@ -41,7 +42,7 @@ PERSISTENCE = 8.0  # longest time over which random choices are repeated, in ste
 # Agent.
 LEAST_HORIZON, MOST_HORIZON = 50, 1_000  # of the acting discount, in steps
 SHORT_HORIZON = 10  # of the shortest discount
-TARGET_UPDATES, LEAST_TAU, MOST_TAU = 5.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
+TARGET_UPDATES, LEAST_TAU, MOST_TAU = 15.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
 TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
 ENTROPY_WEIGHT = 0.1  # of choices, in units of advantages
 N_STEP = 3
@@ -238,14 +239,17 @@ def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
     if attempts and horizon is not None:
         context = min(horizon, WHOLE_ATTEMPTS)
         reason = f"all attempts at a task, up to {horizon:,} steps"
+    elif facts.has_images:
+        context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
+        reason = "an image shows much of the state, and many short windows differ more from each other"
     elif horizon is not None and horizon <= WHOLE_EPISODE:
         context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
     elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
         context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
     elif horizon is None and facts.length_max <= WHOLE_EPISODE:
         context, reason = UNKNOWN_EPISODE, f"no limit of an episode is known; the longest seen had {facts.length_max:,}"
-    elif facts.has_images or facts.has_text:
-        context, reason = CONTEXT_OF_IMAGES, "an image or a text shows part of the state; episodes are long"
+    elif facts.has_text:
+        context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
     else:
         context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
     context = choices.choose("train.context_length", context, reason)
