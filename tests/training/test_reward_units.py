@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def learned(recipe: str, factor: float) -> dict[str, torch.Tensor]:
     learner = Learner(SPACES[recipe], settings.agent, settings.train, seed=0)
     for update in range(UPDATES):
 
-        def draw(count: int, update: int = update) -> object:
+        def draw(count: int, update: int = update) -> Any:
             batch = windows(SPACES[recipe], lengths=LENGTHS[:count], rows=max(LENGTHS), seed=update)
             batch.columns["reward"] *= np.float32(factor)
             return batch
