@@ -1,7 +1,8 @@
 """HDF5 files, opened and read so that a damaged one is reported in a line, and one that points elsewhere is refused.
 
 An HDF5 file can name other files of this machine, whose content would then be read as if it were the dataset's own:
-external links, external storage, virtual datasets.
+external links, external storage, virtual datasets. A damaged file can also keep libhdf5 in an endless loop: see
+`_require_sound_heaps`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from pipelines.formats.base import require, require_file
 
 CHUNK_CACHE = 16 << 20  # of an array: a chunk that ends in the next block is not unpacked twice
 _SLOTS = 10_007
+_HEAP = b"GCOL\x01\0\0\0"  # signature and version of a global heap
+_SMALLEST_HEAP = 4096
+_SEARCHED = 4 << 20  # bytes at a time
 _DEEPEST = 64  # groups in groups; more is a link to a group around itself
 
 
@@ -31,7 +35,12 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     require_file(path)
     try:
         file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=_SLOTS)
-        _refuse_external_links(file, path)
+        try:
+            _refuse_external_links(file, path)
+            _require_sound_heaps(path, length_bytes=file.id.get_create_plist().get_sizes()[1])
+        except BaseException:
+            file.close()
+            raise
         return file
     except PermissionError as error:
         raise InputMissing(f"cannot read '{path}': permission denied") from error
@@ -50,8 +59,62 @@ def _refuse_external_links(file: Any, path: Path) -> None:
     with reading(path):
         found = file.id.links.visit(is_external, info=True)
     if found is not None:
-        file.close()
         raise _elsewhere(path, found.decode(errors="replace"), "is a link into another file")
+
+
+def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
+    """Raise IntegrityError if the objects of a global heap do not end where the heap does.
+
+    Texts and other values of variable length, of attributes too, lie in global heaps. libhdf5 reads a heap object by
+    object and adds their sizes without a check: an object of size 0 keeps it in an endless loop, in which it holds
+    Python's lock, so that nothing in this process can stop it. Addresses of heaps cannot be had from h5py. The file is
+    therefore searched for their signature, which costs one more sequential read. A sound file is refused only if it has
+    the remains of a deleted heap, partly overwritten, in its free space.
+    """
+    header = _aligned(8 + length_bytes)  # of a heap, and of each of its objects
+    size = path.stat().st_size
+    # Sound heaps do not overlap. A file made of heaps in heaps would take quadratic time.
+    left = size // header
+    with path.open("rb") as file:
+        for at in _find_all(file, _HEAP):
+            file.seek(at + 8)
+            end = at + int.from_bytes(file.read(length_bytes), "little")
+            if not at + _SMALLEST_HEAP <= end <= size:  # libhdf5 refuses these itself
+                continue
+            place = at + header
+            # A rest that is too short for an object is free.
+            while place + header <= end:
+                file.seek(place)
+                head = file.read(8 + length_bytes)
+                index, length = int.from_bytes(head[:2], "little"), int.from_bytes(head[8:], "little")
+                # Index 0 is the free space, whose size includes its header.
+                taken = header + _aligned(length) if index else length
+                left -= 1
+                if taken < header or place + taken > end or left < 0:
+                    raise IntegrityError(
+                        f"'{path}' is damaged: the objects of its heap at byte {at:,} do not end with it",
+                        hint="fetch or make it again; if other tools can read it, copy it with h5repack",
+                    )
+                place += taken
+
+
+def _find_all(file: BinaryIO, wanted: bytes) -> Iterator[int]:
+    """Yield the places of `wanted` in a file, which the caller may move in meanwhile."""
+    kept, start = b"", 0
+    while True:
+        file.seek(start + len(kept))
+        block = kept + file.read(_SEARCHED)
+        at = block.find(wanted)
+        while at >= 0:
+            yield start + at
+            at = block.find(wanted, at + 1)
+        if len(block) < len(kept) + _SEARCHED:
+            return
+        kept, start = block[1 - len(wanted) :], start + len(block) - len(wanted) + 1
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 8) * 8
 
 
 def contained(dataset: Any, path: Path) -> Any:

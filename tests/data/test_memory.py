@@ -104,7 +104,16 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         "columns": {name: checksum(values) for name, values in zeros.items()},
     }
     lines = [
-        {"row0": i * (STEPS + 1), "length": STEPS, "env": "maze", "task": f"t{i % 50}", "tags": []}
+        {
+            "row0": i * (STEPS + 1),
+            "length": STEPS,
+            "env": "maze",
+            "task": f"t{i % 50}",
+            "chunk": 0,
+            "first_step": 0,
+            "continues": False,
+            "tags": [],
+        }
         for i in range(TRAJECTORIES)
     ]
     table = pa.Table.from_pylist([{"uid": bytes(16), **line} for line in lines], schema=footer.TRAJECTORIES)
@@ -116,7 +125,9 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         target = path / segment_key(id)
         target.parent.mkdir(exist_ok=True)
         sink = Sparse(target)
-        with pa.ipc.new_file(sink, batch.schema, metadata=footer.metadata(header, filled)) as writer:
+        with pa.ipc.new_file(
+            sink, batch.schema, metadata=footer.metadata({**header, "sequence": number}, filled)
+        ) as writer:
             writer.write_batch(batch)
         sink.close()
     return lake
