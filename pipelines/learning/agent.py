@@ -166,11 +166,11 @@ class Agent(nn.Module):
         squares: list[Tensor] = []
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
-            found = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares)
+            summed = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares)
             if self.advantage_scale is not None and place == len(batches) - 1:
                 rewards = torch.cat([each.reward[:, 1:][each.mask] for each in batches])
                 self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
-            yield found
+            yield summed
 
     def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
         """Encode a micro-batch; with seeds, by the same dropout each time."""
