@@ -71,7 +71,7 @@ def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
     therefore searched for their signature, which costs one more sequential read. A sound file is refused only if it has
     the remains of a deleted heap, partly overwritten, in its free space.
     """
-    header = _aligned(8 + length_bytes)  # of a heap, and of each of its objects
+    header = _align(8 + length_bytes)  # of a heap, and of each of its objects
     size = path.stat().st_size
     # Sound heaps do not overlap. A file made of heaps in heaps would take quadratic time.
     left = size // header
@@ -88,7 +88,7 @@ def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
                 head = file.read(8 + length_bytes)
                 index, length = int.from_bytes(head[:2], "little"), int.from_bytes(head[8:], "little")
                 # Index 0 is the free space, whose size includes its header.
-                taken = header + _aligned(length) if index else length
+                taken = header + _align(length) if index else length
                 left -= 1
                 if taken < header or place + taken > end or left < 0:
                     raise IntegrityError(
@@ -113,7 +113,7 @@ def _find_all(file: BinaryIO, wanted: bytes) -> Iterator[int]:
         kept, start = block[1 - len(wanted) :], start + len(block) - len(wanted) + 1
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // 8) * 8
 
 

@@ -105,7 +105,10 @@ _MOST_RUNS = 200  # of one directory
 
 
 class TrainingHistory:
-    """The runs that trained on a lake: its own, those beside it, and `more`. Calls may come from several threads."""
+    """The runs that trained on a lake: its own, its neighbours in the directory of runs, and `more`.
+
+    Calls may come from several threads.
+    """
 
     def __init__(self, lake: Lake, more: tuple[Path, ...] = ()) -> None:
         self._lake, self._more = lake, more

@@ -234,7 +234,7 @@ class LiveTable:
                     self._new.add(id)
             for number in self.files.get(id, ()) if id in self.log.dead else ():
                 segment = self.segments[number]
-                self._reduce(segment, self.log.not_expired(id, segment.uids))
+                self._reduce(segment, self.log.select_unexpired(id, segment.uids))
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read the footers of the segments among `ids` that were rewritten from others."""

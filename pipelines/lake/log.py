@@ -157,7 +157,7 @@ class LakeLog:
             for _ in range(_ATTEMPTS):
                 listed = sorted(name for name in (self._list() if names is None else names) if _NAME.fullmatch(name))
                 # A listing is not of one moment: a number that is missing may be there, or no longer matter.
-                if self._replay(listed) and (not self._missing() or listed == before):
+                if self._replay(listed) and (not self._list_missing() or listed == before):
                     break
                 before, names = listed, None
             else:
@@ -217,7 +217,7 @@ class LakeLog:
                 self._apply(name, entry, content.entries[-1].time - entry.time)
         return True
 
-    def _missing(self) -> list[int]:
+    def _list_missing(self) -> list[int]:
         """Return the numbers of files that are not there, since the last restart."""
         here = {int(name[:12]) for name in self.names}
         return [number for number in range(int(self._restarted[:12] or 1), self.last + 1) if number not in here]
@@ -225,7 +225,9 @@ class LakeLog:
     def _report(self) -> None:
         """Note and report files that are damaged or missing."""
         found = [text for name, text in self._damaged.items() if name > self._restarted]
-        found += [f"entry {number} of the log of '{self.storage.url()}' is missing" for number in self._missing()[:3]]
+        found += [
+            f"entry {number} of the log of '{self.storage.url()}' is missing" for number in self._list_missing()[:3]
+        ]
         for text in found:
             if text not in self.problems:
                 self.listener(Notice(text=f"{text}; what it removed counts again", level="warning"))
@@ -311,9 +313,9 @@ class LakeLog:
 
     def alive(self, id: str, uids: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which of the `uids` ("S16") of a segment count."""
-        return np.zeros(len(uids), dtype=bool) if self.hides(id) else self.not_expired(id, uids)
+        return np.zeros(len(uids), dtype=bool) if self.hides(id) else self.select_unexpired(id, uids)
 
-    def not_expired(self, id: str, uids: np.ndarray) -> np.ndarray:
+    def select_unexpired(self, id: str, uids: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which of the `uids` ("S16") of a segment have not expired, whether or not it counts."""
         if id in self.whole:
             return np.zeros(len(uids), dtype=bool)
@@ -454,7 +456,7 @@ def _checksum(entries: Any) -> str:
     return f"{zlib.crc32(json.dumps(entries, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def expired_steps(storage: Storage) -> Counter[str]:
+def count_expired_steps(storage: Storage) -> Counter[str]:
     """Return how many steps of each collector's own experience have expired so far."""
     return read_log(storage).steps
 

@@ -36,8 +36,8 @@ def backward(
 ) -> Tensor:
     """Return the gradient before the first layer's activation, given the one after the last's.
 
-    That one is overwritten, and so are the `outputs` of layers as wide as the one before: a product is faster where it
-    writes to memory that is in the cache. Gradients of weights and of biases are added to `grads`, each in the order of
+    That one is overwritten, and so are the `outputs` of layers as wide as the one before, which saves allocations.
+    Gradients of weights and of biases are added to `grads`, each in the order of
     `weights`, if given.
     """
     for place in range(len(weights), 0, -1):

@@ -20,7 +20,7 @@ from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
-from pipelines.lake.log import expired_steps
+from pipelines.lake.log import count_expired_steps
 from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
@@ -226,9 +226,11 @@ def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
     """Return the steps stored by `collector`, if any, and by each of its numbered collectors: NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:
-        expired = _family(expired_steps(lake.storage), collector)
+        expired = _family(count_expired_steps(lake.storage), collector)
         stored = _family(_live_by_collector(lake, collector), collector)
-        if _family(expired_steps(lake.storage), collector) == expired:  # otherwise some moved from one to the other
+        if (
+            _family(count_expired_steps(lake.storage), collector) == expired
+        ):  # otherwise some moved from one to the other
             return {name: int(stored.get(name, 0)) + expired.get(name, 0) for name in {*stored, *expired}}
 
 

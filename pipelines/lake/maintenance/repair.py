@@ -107,7 +107,7 @@ def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, liste
                 if keep.all() and not segments.wrong_columns(file):
                     release(lake, id)
                     return id
-                wanted = log.not_expired(id, footer.uids())
+                wanted = log.select_unexpired(id, footer.uids())
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
                     written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)

@@ -76,7 +76,7 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
         try:
             footer = check(lake, id)
             if not log.is_superseded(id) and log.is_finished(id):
-                trajectories += int(log.not_expired(id, footer.uids()).sum())
+                trajectories += int(log.select_unexpired(id, footer.uids()).sum())
             size += stored_bytes(lake.storage, id)
             if id in log.quarantined:
                 _release(lake, id, listener)

@@ -266,7 +266,7 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
     log = LakeLog(lake.storage, lake.id)
     log.refresh()  # after the listing: it names every rewritten segment
-    ids = sorted({*listed_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
+    ids = sorted({*list_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
     _ignore_unreadable(lake, log, ids, known)
     states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
     kept = {
@@ -369,7 +369,7 @@ def _batches(lake: Lake, ids: Iterable[str], log: LakeLog, states: Mapping[str, 
         file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            alive = log.not_expired(id, footer.uids())
+            alive = log.select_unexpired(id, footer.uids())
             batch.segments.append(segment_row(lake, id, footer, alive))
             batch.rows.append(trajectory_rows(id, footer, alive))
             count += len(alive)
@@ -448,7 +448,7 @@ def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, Fold
     )
 
 
-def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
+def list_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return the sorted ids of all segments: of the `changed` folders as they are now, of the others as `known`."""
     relisted = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
     ids = [id for id in known if id.partition("/")[0] not in relisted]

@@ -12,7 +12,7 @@ from pipelines.data.view import View
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import expired_steps, lease, read_log
+from pipelines.lake.log import count_expired_steps, lease, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
@@ -192,10 +192,10 @@ def test_a_crash_while_the_log_restarts_counts_nothing_twice(lake: Lake, monkeyp
     with pytest.raises(KeyboardInterrupt):
         swept(lake)
     assert len(lake.storage.names("log")) == 3
-    assert expired_steps(lake.storage) == {"": 7}
+    assert count_expired_steps(lake.storage) == {"": 7}
     monkeypatch.undo()
     swept(lake)
-    assert expired_steps(lake.storage) == {"": 7}
+    assert count_expired_steps(lake.storage) == {"": 7}
 
 
 @pytest.mark.parametrize("filled", [False, True])
