@@ -36,7 +36,7 @@ from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscr
 from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
-from pipelines.learning.checkpoint import TARGET_HEADS, load_agent
+from pipelines.learning.checkpoint import TRAINING_ONLY, load_agent
 from pipelines.trust import everything
 
 _LOADER = '''"""Acts with the policy in this directory; needs the package `amago`.
@@ -74,7 +74,7 @@ def write_bundle(
     directory without it is not a bundle.
     """
     spec = {**specification(record, greedy=greedy), **(about or {})}
-    kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(TARGET_HEADS)}
+    kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(TRAINING_ONLY)}
     files = {
         bundle.WEIGHTS: save(kept),
         "policy.py": _LOADER.encode(),

@@ -107,23 +107,29 @@ class AdvantageScale(nn.Module):
 
     @torch.no_grad()
     def update(self, square_NG: Tensor, reward_N: Tensor) -> None:
-        """Add squared advantages and rewards of an update's steps, those of all ranks. What is not finite is left
-        out."""
-        reward_N = reward_N[reward_N.isfinite() & (reward_N != 0)]
-        self._average(self.square_G, self.updates, square_NG[square_NG.isfinite().all(1)])
-        self._average(self.reward_square, self.reward_updates, reward_N.square()[:, None])
+        """Add squared advantages and rewards of an update's steps, those of all ranks. An update with a number that is
+        not finite changes nothing."""
+        square_G, steps = _mean_of_all_ranks(square_NG)
+        reward_1, rewards = _mean_of_all_ranks(reward_N[reward_N != 0].square()[:, None])
+        if steps and bool(square_G.isfinite().all()) and (not rewards or bool(reward_1.isfinite().all())):
+            self._average(self.square_G, self.updates, square_G)
+            if rewards:
+                self._average(self.reward_square, self.reward_updates, reward_1[0])
 
-    def _average(self, average: Tensor, updates: Tensor, rows_NF: Tensor) -> None:
-        if ranks.size() > 1:
-            mean, _, count = ranks.moments(rows_NF)
-        else:
-            mean, count = rows_NF.mean(0), len(rows_NF)
-        if count:
-            updates += 1
-            average.lerp_(mean.to(average.dtype).view_as(average), max(1 / int(updates), self.rate))
+    def _average(self, average: Tensor, updates: Tensor, mean: Tensor) -> None:
+        updates += 1
+        average.lerp_(mean.to(average.dtype), max(1 / int(updates), self.rate))
 
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
         scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
         scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
+
+
+def _mean_of_all_ranks(rows_NF: Tensor) -> tuple[Tensor, int]:
+    """Return the mean (F,) over the rows of all ranks, and their number."""
+    if ranks.size() > 1:
+        mean, _, count = ranks.moments(rows_NF)
+        return mean, count
+    return rows_NF.mean(0), len(rows_NF)

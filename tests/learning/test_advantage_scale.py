@@ -34,11 +34,15 @@ def test_rewards_bound_the_scale_of_noise():
     assert scale.scale(torch.ones(1)).item() == pytest.approx(scale.floor * 2)
 
 
-def test_rows_that_are_not_finite_are_left_out():
+@pytest.mark.parametrize(
+    ("squares", "rewards"), [((4.0, torch.inf), (1.0,)), ((4.0, torch.nan), (1.0,)), ((4.0,), (1.0, torch.nan))]
+)
+def test_update_with_a_number_that_is_not_finite_changes_nothing(squares, rewards):
     scale = AdvantageScale(1)
-    scale.update(rows(4.0, torch.inf, torch.nan), torch.tensor([1.0, torch.nan, torch.inf]))
-    assert scale.scale(torch.ones(1)).item() == pytest.approx(2)
-    assert scale.reward_square.item() == 1
+    scale.update(rows(1.0), torch.tensor([3.0]))
+    before = {name: value.clone() for name, value in scale.state_dict().items()}
+    scale.update(rows(*squares), torch.tensor(rewards))
+    torch.testing.assert_close(scale.state_dict(), before, rtol=0, atol=0)
 
 
 def test_before_the_first_reward_values_do_not_move_the_policy():

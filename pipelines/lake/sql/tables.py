@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from pipelines.errors import UsageError
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.records import LogTable, RowTable, Tables, table
+from pipelines.lake.sql.records import table
+from pipelines.lake.sql.row_tables import LogTable, RowTable, Tables
 from pipelines.lake.sql.sandbox import QueryLimits
 
 _TYPES = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
