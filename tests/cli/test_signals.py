@@ -96,11 +96,12 @@ def test_a_signal_stops_an_expression_of_a_relabelling(tmp_path: Path) -> None:
 
 def test_the_first_signal_says_which_environment_is_waited_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "amago_cli", "collect", "--env", "tests.envs.breaking:Walk", "--actors", "2"]
-    command += ["-s", "env.fault=hang", "-s", "env.at=1", "--workers", "1", "--run", str(tmp_path / "run")]
+    # Into a lake alone, nothing is measured first.
+    command += ["-s", "env.fault=hang", "-s", "env.at=1", "--workers", "1", "--lake", str(tmp_path / "lake")]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while not (tmp_path / "run" / "lake" / "lake.json").exists():
+        while not (tmp_path / "lake" / "lake.json").exists():
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
