@@ -65,11 +65,11 @@ def _refuse_external_links(file: Any, path: Path) -> None:
 def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
     """Raise IntegrityError if the objects of a global heap do not end where the heap does.
 
-    Texts and other values of variable length, of attributes too, lie in global heaps. libhdf5 reads a heap object by
-    object and adds their sizes without a check: an object of size 0 keeps it in an endless loop, in which it holds
-    Python's lock, so that nothing in this process can stop it. Addresses of heaps cannot be had from h5py. The file is
-    therefore searched for their signature, which costs one more sequential read. A sound file is refused only if it has
-    the remains of a deleted heap, partly overwritten, in its free space.
+    A file stores texts and other values of variable length, those of attributes included, in global heaps. libhdf5
+    reads a heap object by object and adds their sizes without a check: an object of size 0 keeps it in an endless loop,
+    in which it holds Python's lock, so that nothing in this process can stop it. Addresses of heaps cannot be had from
+    h5py. The file is therefore searched for their signature, which costs one more sequential read. A sound file is
+    refused only if it has the remains of a deleted heap, partly overwritten, in its free space.
     """
     header = _align(8 + length_bytes)  # of a heap, and of each of its objects
     size = path.stat().st_size

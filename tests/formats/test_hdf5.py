@@ -127,7 +127,7 @@ def test_minari_is_refused_as_well(tmp_path: Path, secret: Path) -> None:
 
 
 def with_texts(path: Path, form: str) -> Path:
-    """Write a small file of a format, in which texts lie in a global heap, in attributes or in arrays."""
+    """Write a small file of a format, with texts of variable length in attributes or arrays."""
     if form == "robomimic":
         with h5py.File(path, "w") as file:
             file.create_group("data").attrs["env_args"] = '{"env_name": "Lift", "type": 1, "env_kwargs": {}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -31,7 +32,9 @@ def append(lake: Lake, *infos: TrajectoryInfo) -> list[str]:
 
 def main() -> None:
     shutil.rmtree(LAKE, ignore_errors=True)
-    lake = Lake.create(LAKE)
+    # The log records where a damaged segment was found: relative, so that no directory of this machine is stored.
+    os.chdir(LAKE.parent)
+    lake = Lake.create(LAKE.name)
     info = TrajectoryInfo(env="golden", task="t", collector="c")
     merged = append(lake, info, info)
     merged += append(
