@@ -12,11 +12,11 @@ from typing import Any
 from amago_cli.options import Common
 from amago_cli.render.output import Document
 from pipelines.config.lakes import refuse_scheme
-from pipelines.config.load import PROFILES, assign, lay_profile, merge, parse_assignment, resolve, tags_first
+from pipelines.config.load import fold, merge, parse_assignment, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.config.sizes import SIZES, names_network, preset, sequence_kind
+from pipelines.config.sizes import names_network
 from pipelines.errors import UsageError, masked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.storage import is_remote
@@ -42,7 +42,7 @@ class Request:
         typed(self.file)
         self.assignments = _assignments(common.assignments, named)
         self._named = {key for key, value in named.items() if value is not None}
-        self._is_tiny = False
+        self._size = ""  # where this call names none
 
     @property
     def keys(self) -> list[str]:
@@ -62,42 +62,34 @@ class Request:
         directory = RunDirectory(run)
         if {"train", "run"} & directory.load_record().get("stages", {}).keys():
             if base is None:  # otherwise all of its settings come from the base
-                self.file = {"size": directory.load_document().get("size", ""), **self.file}
+                self._size = directory.load_document().get("size", "")
         elif not self._says_size(base or {}):
-            train = merge(base or {}, self._whole({})).get("train")
-            self._is_tiny = not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
-        if self._is_tiny:
-            text = "no GPU found: using a tiny network; --size small, base or large chooses another"
-            listener(Notice(stage="train", text=text))
+            train = self._fold(base).get("train")
+            if not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto"):
+                self._size = "tiny"
+                text = "no GPU found: using a tiny network; --size small, base or large chooses another"
+                listener(Notice(stage="train", text=text))
         return self.settings(base)
 
     def _says_size(self, base: Mapping[str, Any]) -> bool:
-        given = self._whole({})
+        given = self.document()
         sized = given.get("size") or base.get("size")
         return bool(sized) or names_network(given) or names_network(base, changed=True)
 
-    def _whole(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply the file, the chosen profile and all options of this call to `base`."""
-        document = lay_profile(merge(base, self.file), self.assignments, source=self.source)
-        for path, value in self.assignments:
-            assign(document, path, value)
-        return document
+    def _fold(self, base: Mapping[str, Any] | None) -> dict[str, Any]:
+        return fold(self.file, self.assignments, stored=base, source=self.source)
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
         """Return the validated settings. UsageError lists every problem."""
         from pipelines.stages.environment import env_model
 
-        size = "tiny" if self._is_tiny else self.file.get("size")
-        if base and size in SIZES:  # stored settings are complete and include every width
-            base = merge(base, preset(size, sequence_kind(self._whole(base))))
-        document = merge(base or {}, self.file) | ({"size": "tiny"} if self._is_tiny else {})
-        if PROFILES in self.file and "profile" not in self.file:  # the base's profile need not exist in this file
-            document.pop("profile", None)
-        return resolve(document, self.assignments, env_model=env_model, source=self.source)
+        return resolve(
+            self.file, self.assignments, env_model=env_model, stored=base, size=self._size, source=self.source
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the settings that this call gives, as a document."""
-        return self._whole({})
+        return self._fold(None)
 
     def profile(self) -> str:
         """Return the profile that this call chooses and the file does not record; "" if none."""
@@ -106,11 +98,11 @@ class Request:
 
     def environment(self) -> str:
         """Return the environment's name as given by this call; "" if it is not."""
-        return _name_in(self._whole({}), "env")
+        return _name_in(self.document(), "env")
 
     def source_name(self, base: Mapping[str, Any]) -> str:
         """Return the dataset that this call or its `base` names; "" if neither does."""
-        return _name_in(self._whole(base), "source")
+        return _name_in(self._fold(base), "source")
 
 
 def _name_in(document: Mapping[str, Any], table: str) -> str:
@@ -209,4 +201,4 @@ def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
         chosen[key] = value
     if problems:
         raise UsageError("invalid options", problems=tuple(problems))
-    return tags_first(chosen.items())
+    return list(chosen.items())

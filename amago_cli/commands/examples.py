@@ -25,7 +25,7 @@ def examples(
     import tomli_w
 
     from amago_cli.render.output import Document
-    from pipelines.config.load import lay_profile
+    from pipelines.config.load import fold
     from pipelines.config.recipes import find, shipped_path, shipped_recipes
     from pipelines.errors import UsageError
     from pipelines.stages.result import Result, Table
@@ -33,7 +33,7 @@ def examples(
     if name is not None:
         document = find(name)[1]
         if profile is not None:
-            document = lay_profile(document, [(["profile"], profile)], source=name)
+            document = fold(document, [(["profile"], profile)], source=name)
         return Document(text=tomli_w.dumps(document), fields={"recipe": document})
     if profile is not None:
         raise UsageError("--profile needs the name of a recipe", hint=f"amago examples NAME --profile {profile}")

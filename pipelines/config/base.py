@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import numbers
 from collections.abc import Iterable
 from typing import Any
@@ -68,6 +69,19 @@ class SettingsModel(BaseModel):
             field = fields.get(name or "")
             if field is None or value != field.get_default(call_default_factory=True, validated_data={}):
                 yield name, value
+
+
+class Change(enum.Enum):
+    """What another invocation may change about a run that has begun: a mark in the annotation of a field, or of a whole
+    table. Without a mark, another value makes it another experiment.
+    """
+
+    PACING = "how fast a stage goes and what it keeps: the scores stay the same"
+    TARGET = "how far a stage goes"
+    BEHAVIOUR = "how a collect acts: another behaviour is another collector, which counts its own steps"
+
+
+PACING, TARGET, BEHAVIOUR = Change
 
 
 def count_or_auto(low: int, high: int) -> BeforeValidator:

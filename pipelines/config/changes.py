@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipelines.config.base import Change
+from pipelines.config.settings import Settings
 
 # Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
@@ -29,54 +35,27 @@ STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
     "ingest": frozenset(),
     "train": frozenset({"steps", "lakes"}),
 }
-# How fast a stage goes, and what it keeps of it: the same settings otherwise lead to the same scores.
-PACING = frozenset(
-    {
-        "collect.workers",
-        "collect.on_env_error",
-        "collect.env_timeout_seconds",
-        "collect.reload_seconds",
-        "collect.seal_seconds",
-        "collect.collectors",
-        "collect.engine",
-        "collect.ray",
-        "collect.cpus",
-        "collect.gpus",
-        "collect.restarts",
-        "source.check",
-        "lake.grace_seconds",
-        "lake.compact",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        "train.log_every",
-        "train.max_skipped",
-        "train.ranks",
-        "train.rank_timeout",
-        "train.shard",
-        "train.sharding",
-        "train.threads",
-        "train.verify",
-        "train.packing",
-        "train.activation_checkpointing",
-        "train.compile",
-        "train.follow",
-        "train.refresh_seconds",
-        "train.publish",
-        "train.prefetch",
-        "size",  # the settings that it stands for are compared
-    }
-)
-# Targets may change as well between two invocations of one experiment.
-EXTENSIBLE = PACING | {
-    "collect.steps",
-    "collect.chunk_steps",
-    "collect.policy",
-    "collect.follow",
-    "source.steps",
-    "lake.max_steps",
-    "lake.max_bytes",
-    "train.steps",
-    "epochs",
-}
-# Keys that `collect` may change in a run: another behaviour is another collector, which counts its own steps.
-BEHAVIOUR = ("exploration.", "collect.greedy", "collect.explore")
+
+
+def find_mark(key: str) -> Change | None:
+    """Find the mark of a dotted setting, or of the table that it is in."""
+    model: Any = Settings
+    for part in key.split("."):
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if field is None:
+            return None
+        if (mark := next((each for each in field.metadata if isinstance(each, Change)), None)) is not None:
+            return mark
+        model = field.annotation
+    return None
+
+
+def keeps_scores(key: str) -> bool:
+    """Return whether runs that differ in this setting can be ranked together."""
+    return find_mark(key) is Change.PACING
+
+
+def may_change(key: str, *, stage: str = "") -> bool:
+    """Return whether a setting may change between two invocations of an experiment, or of one `stage` of it."""
+    mark = find_mark(key)
+    return mark in (Change.PACING, Change.TARGET) or (mark is Change.BEHAVIOUR and stage == "collect")

@@ -1,15 +1,17 @@
 """Loading TOML files, recipes and `key=value` assignments into one validated `Settings` document.
 
-Precedence: defaults < recipe or file < its profile < `--set` and named options. All errors are reported at once.
+Precedence: defaults < the run's own < recipe or file < its profile < `--set` and named options. All errors are reported
+at once.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,79 +133,106 @@ def assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
             where = where[key] if isinstance(where, list) else where.setdefault(key, {})
 
 
+Assignments = Sequence[tuple[Sequence[str], Any]]
+
+
+def fold(
+    recipe: Mapping[str, Any],
+    assignments: Assignments = (),
+    *,
+    stored: Mapping[str, Any] | None = None,
+    size: str = "",
+    source: str = "defaults",
+) -> dict[str, Any]:
+    """Lay the layers of a call over each other: what a run has `stored`, a network `size` for a recipe that names none,
+    the recipe or file, its profile, and the assignments. Folding the result again changes nothing.
+
+    Where a layer names a size, the settings that the size stands for replace those of the layers below.
+
+    Raises:
+        UsageError: an assignment has no place in the document, or the recipe has no profile of the chosen name.
+    """
+    document = _beneath(recipe, stored)
+    profile = _find_profile(recipe, document, assignments, source)
+    plain = {key: value for key, value in recipe.items() if key != PROFILES}
+    for layer in ({"size": size} if size else {}, plain, profile):
+        document = _lay(document, functools.partial(merge, over=layer), layer.get("size"))
+    chosen = {tuple(path): value for path, value in assignments}
+    if any(len(path) > 1 and path[0] == "stages" for path in chosen) and "stages" in document:
+        document["stages"] = expand_stages(document["stages"])
+    return _lay(document, functools.partial(_assign_all, assignments=assignments), chosen.get(("size",)))
+
+
 def resolve(
-    document: Mapping[str, Any],
-    assignments: Sequence[tuple[Sequence[str], Any]] = (),
+    recipe: Mapping[str, Any],
+    assignments: Assignments = (),
     *,
     env_model: EnvModel,
+    stored: Mapping[str, Any] | None = None,
+    size: str = "",
     source: str = "defaults",
 ) -> Settings:
-    """Validate `document` with its chosen profile and `assignments` applied, including the keys of the environment, the
-    stages, and its other profiles.
+    """Validate the layers of a call (see `fold`) over the defaults, including the keys of the environment, the stages,
+    and the other profiles of the recipe.
 
     Raises UsageError whose `problems` list every error.
     """
-    wanted = lay_profile(document, assignments, source=source)
-    if "stages" in wanted:
-        wanted["stages"] = expand_stages(wanted["stages"])
-    _assign_all(wanted, assignments)
-    wanted = _lay_size(wanted, assignments)
+    wanted = fold(recipe, assignments, stored=stored, size=size, source=source)
+    if _is_size(wanted.get("size")):  # what no layer gives
+        wanted = merge(sizes.preset(wanted["size"], sizes.sequence_kind(wanted)), wanted)
     settings, problems = _validated(wanted, env_model)
-    problems += _profile_problems(document, wanted.get("profile"), env_model)
+    whole = merge(_beneath(recipe, stored), recipe) | ({"size": size} if size and "size" not in recipe else {})
+    problems += _profile_problems(whole, wanted.get("profile"), env_model)
     refuse(problems, source)
     assert settings is not None
     return settings.model_copy(update={"env": _with_defaults(settings.env, env_model)})
 
 
-def tags_first(assignments: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
-    """Sort assignments such that the name of an environment, which drops the old one's parameters, comes before its
-    parameters."""
-    return sorted(assignments, key=lambda item: TAGS.get(item[0][:-1], ("",))[0] != item[0][-1])
+def _beneath(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a run has stored, without its profile where the recipe has others."""
+    return {key: value for key, value in (stored or {}).items() if key != "profile" or PROFILES not in recipe}
 
 
-def lay_profile(
-    document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = (), *, source: str = "defaults"
+def _lay(below: dict[str, Any], lay: Callable[[Mapping[str, Any]], dict[str, Any]], size: Any) -> dict[str, Any]:
+    """Lay a layer over those below, whose network the layer's `size` replaces."""
+    laid = lay(below)
+    if not below or not _is_size(size):
+        return laid
+    # The kind of encoder, to which the widths belong, is known only once the layer is laid.
+    return lay(merge(below, sizes.preset(size, sizes.sequence_kind(laid))))
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, str) and size in sizes.SIZES
+
+
+def _find_profile(
+    recipe: Mapping[str, Any], stored: Mapping[str, Any], assignments: Assignments, source: str
 ) -> dict[str, Any]:
-    """Apply the profile that the document, or an assignment to `profile`, names, and drop the other profiles.
+    """Return the profile that an assignment, or else the recipe, chooses; empty if none.
 
-    A document that names one but has none was recorded by a run, with the profile already applied. UsageError for an
-    unknown profile.
+    A document that names a profile but has none was recorded by a run, with the profile already applied.
     """
-    wanted = copy.deepcopy(dict(document))
-    profiles, recorded = wanted.pop(PROFILES, None), wanted.get("profile", "")
+    profiles, recorded = recipe.get(PROFILES), recipe.get("profile", stored.get("profile", ""))
     name = next((value for path, value in reversed(assignments) if list(path) == ["profile"]), recorded)
     profiles = profiles if isinstance(profiles, Mapping) else {}
     if not isinstance(name, str) or not name or (name == recorded and not profiles):
-        return wanted
+        return {}
     if not isinstance(profiles.get(name), Mapping):
         known = f"it has: {', '.join(profiles)}" if profiles else "it has none"
         raise UsageError(
             f"no profile '{name}' in the configuration ({source})",
             hint=did_you_mean(name, profiles, otherwise=known),
         )
-    laid, size = merge(wanted, profiles[name]), profiles[name].get("size")
-    if isinstance(size, str) and size in sizes.SIZES:
-        laid = merge(merge(wanted, sizes.preset(size, sizes.sequence_kind(laid))), profiles[name])
-    return laid | {"profile": name}
+    return {**profiles[name], "profile": name}
 
 
-def _lay_size(document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = ()) -> dict[str, Any]:
-    """Add the settings that the document's size stands for. The document's own settings override them, unless an
-    assignment chose the size; assignments always do."""
-    wanted = copy.deepcopy(dict(document))
-    if not isinstance(wanted.get("size"), str) or wanted["size"] not in sizes.SIZES:
-        return wanted
-    preset = sizes.preset(wanted["size"], sizes.sequence_kind(wanted))
-    if not any(list(path) == ["size"] for path, _ in assignments):
-        return merge(preset, wanted)
-    wanted = merge(wanted, preset)
-    _assign_all(wanted, assignments)
-    return wanted
-
-
-def _assign_all(document: dict[str, Any], assignments: Sequence[tuple[Sequence[str], Any]]) -> None:
-    for path, value in assignments:
-        assign(document, path, value)
+def _assign_all(document: Mapping[str, Any], assignments: Assignments) -> dict[str, Any]:
+    """Return a copy with every assignment. The tag of a table comes first, since it drops the table's old keys."""
+    assigned = copy.deepcopy(dict(document))
+    for path, value in sorted(assignments, key=lambda item: TAGS.get((*item[0][:-1],), ("",))[0] != item[0][-1]):
+        assign(assigned, path, value)
+    return assigned
 
 
 def where_installed(env_model: EnvModel) -> EnvModel:

@@ -24,7 +24,7 @@ import tomli_w
 from pydantic import Field
 
 from pipelines.config import own_runs
-from pipelines.config.changes import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES
+from pipelines.config.changes import STAGE_TABLES, may_change
 from pipelines.config.difference import describe_changes, flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
@@ -248,12 +248,12 @@ class RunDirectory:
             flattened({key: value for key, value in document.items() if key in owned}) for document in (stored, wanted)
         )
 
-        def may_change(key: str) -> bool:
+        def is_free(key: str) -> bool:
             is_decided_later = undecided and after.get(key) == "auto" and isinstance(before.get(key), int)
             is_open = stage == "collect" and _is_open(key, before)
-            return is_decided_later or is_open or _may_change(stage, key)
+            return is_decided_later or is_open or may_change(key, stage=stage)
 
-        changed = describe_changes(before, after, may_change=may_change)
+        changed = describe_changes(before, after, may_change=is_free)
         if changed:
             raise UsageError(
                 f"the configuration of '{self.path}' differs from that of its last {stage}",
@@ -267,10 +267,6 @@ def _is_open(key: str, stored: Mapping[str, Any]) -> bool:
     if key.startswith("env."):
         return not stored.get("env.name")
     return key == "collect.actors" and stored.get(key) == "auto"
-
-
-def _may_change(stage: str, key: str) -> bool:
-    return key in EXTENSIBLE or key.startswith("track.") or (stage == "collect" and key.startswith(BEHAVIOUR))
 
 
 def _owned(stage: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from pipelines.config.base import SettingsModel, count_or_auto
+from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, count_or_auto
 from pipelines.config.encoders import WITHOUT_BLOCKS
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
@@ -47,48 +47,48 @@ class EnvSettings(SettingsModel):
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
-    steps: Annotated[int | Literal["auto"], count_or_auto(1, 2**63 - 1)] = "auto"
+    steps: Annotated[int | Literal["auto"], count_or_auto(1, 2**63 - 1), TARGET] = "auto"
     """Environment steps in all (over all actors); in a chain, per epoch. `auto`: 10,000; outside a chain two of the
     longest episodes, if those are more."""
     actors: Annotated[int | Literal["auto"], count_or_auto(1, 65_536)] = "auto"
     """Environments stepped at once. `auto`: 16, more if they are fast, as a batch (up to 128) or in workers (256);
     outside a chain never so many that one would finish fewer than two episodes. Fixed when a run begins."""
-    workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024)] = "auto"
+    workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024), PACING] = "auto"
     """Processes that step environments, also in `evaluate` (0: this process). `auto`: chosen by a short trial."""
-    on_env_error: Literal["stop", "restart"] = "stop"
+    on_env_error: Annotated[Literal["stop", "restart"], PACING] = "stop"
     """When an environment fails: stop, or begin a new episode in a fresh one; the unfinished episode is dropped."""
-    chunk_steps: Annotated[int | Literal["auto"], count_or_auto(0, 2**31 - 1)] = "auto"
+    chunk_steps: Annotated[int | Literal["auto"], count_or_auto(0, 2**31 - 1), TARGET] = "auto"
     """Steps after which a piece of a running episode is stored, for training to draw from; a chain also stores running
     pieces at the end of a `collect` stage (0: whole episodes only). `auto`: 8 x `train.context_length`, and only at the
     end of a stage if no episode is longer than that."""
-    env_timeout_seconds: float = Field(0.0, ge=0)
+    env_timeout_seconds: Annotated[float, PACING] = Field(0.0, ge=0)
     """Time limit of a step or a reset, also in `evaluate`; beyond it the environment has failed (0: no limit).
     Environments are then stepped in worker processes."""
-    policy: str = "auto"
+    policy: Annotated[str, TARGET] = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, `BUNDLE`, `module:attr`; `auto`: the agent of a chain, else `random`."""
-    follow: str = ""
+    follow: Annotated[str, TARGET] = ""
     """RUN, or a LAKE or LAKE/RUN with published policies, whose newest checkpoint acts (random until there is one)."""
-    reload_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    reload_seconds: Annotated[Annotated[float, Field(gt=0)] | Literal["auto"], PACING] = "auto"
     """Interval between checks for a newer checkpoint of the followed run. `auto`: 2, of an object store 10."""
-    greedy: bool = False
+    greedy: Annotated[bool, BEHAVIOUR] = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
-    explore: bool | Literal["auto"] = "auto"
+    explore: Annotated[bool | Literal["auto"], BEHAVIOUR] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
-    seal_seconds: float = Field(10.0, gt=0)
+    seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
     """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
-    collectors: int = Field(1, ge=1, le=4_096)
+    collectors: Annotated[int, PACING] = Field(1, ge=1, le=4_096)
     """Collectors that play at once, each with `actors` of its own and its share of the steps. With several, each is a
     process of its own (see `engine`)."""
-    engine: Literal["local", "ray"] = "local"
+    engine: Annotated[Literal["local", "ray"], PACING] = "local"
     """Where several collectors or evaluators run: in processes of this host, or in actors of a Ray cluster."""
-    ray: str = "auto"
+    ray: Annotated[str, PACING] = "auto"
     """Ray cluster: `auto`, the one that this host belongs to, or else one on this host for as long as the command runs;
     `local`, always the latter; or the address HOST:PORT of a Ray head."""
-    cpus: float = Field(1.0, ge=0)
+    cpus: Annotated[float, PACING] = Field(1.0, ge=0)
     """CPUs that Ray reserves for each collector or evaluator."""
-    gpus: float = Field(0.0, ge=0)
+    gpus: Annotated[float, PACING] = Field(0.0, ge=0)
     """GPUs that Ray reserves for each collector or evaluator."""
-    restarts: int = Field(5, ge=0)
+    restarts: Annotated[int, PACING] = Field(5, ge=0)
     """How many times in a row a collector is started again after its process has died, without having stored a step in
     between."""
 
@@ -96,13 +96,13 @@ class CollectSettings(SettingsModel):
 class LakeSettings(SettingsModel):
     """`[lake]`: maintenance of the lake by its collector while it collects; others may write to it at the same time."""
 
-    max_steps: int = Field(0, ge=0)
+    max_steps: Annotated[int, TARGET] = Field(0, ge=0)
     """Maximum steps to keep: beyond it, the oldest whole segments expire, except the one at the limit (0: no limit)."""
-    max_bytes: int = Field(0, ge=0)
+    max_bytes: Annotated[int, TARGET] = Field(0, ge=0)
     """Maximum bytes of live segments to keep, likewise (0: no limit)."""
-    grace_seconds: float = Field(60.0, ge=0)
+    grace_seconds: Annotated[float, PACING] = Field(60.0, ge=0)
     """How long files of expired segments stay: readers must refresh more often than that."""
-    compact: bool = True
+    compact: Annotated[bool, PACING] = True
     """Merge small segments once there are 16 or more of similar size: sampling from few files is faster."""
 
 
@@ -113,7 +113,7 @@ _CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
 class TrainSettings(SettingsModel):
     """`[train]`: gradient updates on windows drawn from a lake."""
 
-    steps: int = Field(1_000, ge=1)
+    steps: Annotated[int, TARGET] = Field(1_000, ge=1)
     """Gradient updates in all; in a chain, per epoch."""
     batch_size: int = Field(24, ge=1)
     """Windows per update."""
@@ -137,7 +137,7 @@ class TrainSettings(SettingsModel):
     """Decay per update of an exponential moving average of the weights, used by evaluation and export (0: off)."""
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
-    max_skipped: int = Field(10, ge=1)
+    max_skipped: Annotated[int, PACING] = Field(10, ge=1)
     """Fail after this many consecutive updates have been skipped because of a gradient that is not finite."""
     grad_accumulation: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / grad_accumulation windows."""
@@ -160,49 +160,49 @@ class TrainSettings(SettingsModel):
     anneal_steps: int = Field(0, ge=0)
     """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`); in a
     chain 0 means: over the epochs of the entry."""
-    follow: bool = False
+    follow: Annotated[bool, PACING] = False
     """Keep training on new data as collectors write it; wait if a lake is still empty."""
-    refresh_seconds: float = Field(2.0, gt=0)
+    refresh_seconds: Annotated[float, PACING] = Field(2.0, gt=0)
     """Interval between refreshes of followed lakes."""
-    publish: bool | Literal["auto"] = "auto"
+    publish: Annotated[bool | Literal["auto"], PACING] = "auto"
     """Publish checkpoint weights in the first lake, for `collect --follow LAKE`. `auto`: only in an object store."""
-    shard: Literal["none", "host"] = "none"
+    shard: Annotated[Literal["none", "host"], PACING] = "none"
     """Where ranks of several hosts train together: `host`, each host's ranks draw from segments of their own, so that a
     host caches its share of the lake only."""
-    prefetch: int = Field(1, ge=0, le=16)
+    prefetch: Annotated[int, PACING] = Field(1, ge=0, le=16)
     """Batches prefetched by a background thread (0: none; not used with prioritized replay)."""
     placement: Literal["uniform", "full"] = "uniform"
     """Windows of trajectories longer than `context_length`: `uniform`, at any place, cut at the ends, so that every
     step appears equally often; `full`, only where a whole window fits, so that ends appear less often."""
-    checkpoint_every: int = Field(500, ge=1)
+    checkpoint_every: Annotated[int, PACING] = Field(500, ge=1)
     """Updates between checkpoints (one is always written at the end of the stage)."""
-    keep_checkpoints: int = Field(3, ge=1)
+    keep_checkpoints: Annotated[int, PACING] = Field(3, ge=1)
     """Newest checkpoints to keep; `best` is always kept."""
-    log_every: int = Field(25, ge=1)
+    log_every: Annotated[int, PACING] = Field(25, ge=1)
     """Updates between lines of metrics.jsonl."""
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of networks, learning and acting; weights, losses and statistics are always float32."""
-    packing: bool = False
+    packing: Annotated[bool, PACING] = False
     """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[bool, PACING] = False
     """Keep only the inputs of the sequence encoder's blocks, and images as stored, and recompute activations in the
     backward: less memory, more time."""
-    compile: bool = False
+    compile: Annotated[bool, PACING] = False
     """Compile the encoders, where there is a compiler."""
     tf32: bool = False
     """Let CUDA round factors of float32 products to TF32."""
-    ranks: int = Field(1, ge=1, le=4096)
+    ranks: Annotated[int, PACING] = Field(1, ge=1, le=4096)
     """Processes of this host that train together, each on its share of every batch; a launcher's number comes first."""
-    sharding: Literal["none", "fsdp"] = "none"
+    sharding: Annotated[Literal["none", "fsdp"], PACING] = "none"
     """What each rank keeps of the agent: `none`, all of it; `fsdp` (experimental), only its share of the weights of the
     sequence encoder's blocks, of their gradients and optimiser state (FSDP2). A single process has all of it."""
-    rank_timeout: float = Field(300.0, gt=0)
+    rank_timeout: Annotated[float, PACING] = Field(300.0, gt=0)
     """Seconds that a rank waits for the others before it gives up, when several processes train together."""
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
-    verify: bool = False
+    verify: Annotated[bool, PACING] = False
     """Verify the checksums of a segment when it is first read, which reads all of it; damaged ones are skipped."""
-    threads: int = Field(0, ge=0)
+    threads: Annotated[int, PACING] = Field(0, ge=0)
     """CPU threads of networks, learning or acting (0: OMP_NUM_THREADS, else all available cores); small networks are
     fastest with 1."""
 
@@ -378,16 +378,16 @@ class Settings(SettingsModel):
     """Which of the recipe's `profiles` to apply; empty: none. In a run's configuration: the one that was applied."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of networks, tasks, exploration and sampling, each with its own stream."""
-    size: SizeName = ""
+    size: Annotated[SizeName, PACING] = ""
     """Size of the network, with the learning rate and threads that suit it: `tiny`, `small`, `base` or `large`. Other
     settings of the same file override it; `--size` overrides them. Empty: `base`, the defaults; but the commands
     `train` and `run` choose `tiny` where there is no GPU and no setting of the network is given."""
-    epochs: int = Field(1, ge=1)
+    epochs: Annotated[int, TARGET] = Field(1, ge=1)
     """Rounds of a chain."""
     report: bool = True
     """Whether `amago run` keeps a page about the run, `report.html` in its directory, up to date."""
     env: EnvSettings = EnvSettings()
-    exploration: ExplorationSettings = ExplorationSettings()
+    exploration: Annotated[ExplorationSettings, BEHAVIOUR] = ExplorationSettings()
     agent: AgentSettings = AgentSettings()
     collect: CollectSettings = CollectSettings()
     source: SourceSettings = SourceSettings()
@@ -396,7 +396,7 @@ class Settings(SettingsModel):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     export: ExportSettings = ExportSettings()
-    track: TrackSettings = TrackSettings()
+    track: Annotated[TrackSettings, PACING] = TrackSettings()
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(expand_stages)] = ()
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel, count_or_auto
+from pipelines.config.base import PACING, TARGET, SettingsModel, count_or_auto
 
 
 class SourceSettings(SettingsModel):
@@ -18,7 +18,7 @@ class SourceSettings(SettingsModel):
     empty: none."""
     lake: str = ""
     """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
-    steps: int = Field(0, ge=0)
+    steps: Annotated[int, TARGET] = Field(0, ge=0)
     """Import whole trajectories until this many steps are in the lake (0: all)."""
     task: str = ""
     """`task` of the trajectories, if the source does not say; empty: its own name."""
@@ -43,5 +43,5 @@ class SourceSettings(SettingsModel):
     """Where the last observation of a terminated trajectory is missing, repeat the one before or drop the last step."""
     max_length: int = Field(256, ge=1)
     """Maximum length of texts and sequences whose space sets no limit."""
-    check: bool = True
+    check: Annotated[bool, PACING] = True
     """Read everything once before the first trajectory is stored, so that a bad source is refused as a whole."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.config.effects import acting_keys, imports_source, refuse_unused
 from pipelines.config.lakes import located, parse_share
-from pipelines.config.load import assign, resolve, tags_first
+from pipelines.config.load import fold, resolve
 from pipelines.config.places import bundle_directory, is_run
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -100,12 +100,9 @@ def collect(
         resolved = resolved.model_copy(update={"source": SourceSettings()})
     chosen = None
     if directory is not None:
-        given: dict[str, Any] = {}
-        for path, value in _assignments(named, settings):
-            assign(given, path, value)
         chosen = choose_by_hand(
             RunDirectory(directory),
-            given,
+            fold({}, _assignments(named, settings)),
             lambda document: _resolve(document, named, settings),
             fresh=fresh,
             listener=listener,
@@ -265,9 +262,9 @@ def _without_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:
     """Apply named arguments (None: not given) and `settings` to a run's configuration."""
-    return resolve(dict(base), _assignments(named, settings), env_model=env_model, source="call")
+    return resolve({}, _assignments(named, settings), env_model=env_model, stored=base, source="call")
 
 
 def _assignments(named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> list[tuple[tuple[str, ...], Any]]:
     given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
-    return tags_first([(tuple(key.split(".")), value) for key, value in given.items()])
+    return [(tuple(key.split(".")), value) for key, value in given.items()]

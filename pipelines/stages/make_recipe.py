@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipelines.config.changes import EXTENSIBLE
+from pipelines.config.changes import may_change
 from pipelines.config.difference import flattened
 from pipelines.config.launch import is_main
 from pipelines.config.run_directory import RunDirectory
@@ -263,7 +263,7 @@ def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any
     stored, now, before = read_budget(plan), flattened(given), recipe.get("given")
     problems = [] if stored == budget else [f"{stored.text} -> {budget.text}"]
     for key, value in before.items() if isinstance(before, dict) else ():
-        if key not in now and key not in EXTENSIBLE and not key.startswith("track."):
+        if key not in now and not may_change(key):
             problems.append(f"{key}: {value!r} -> (not given)")
     if problems:
         raise UsageError(

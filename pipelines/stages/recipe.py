@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.load import assign, lay_profile, merge, resolve
+from pipelines.config.load import fold, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -71,15 +71,13 @@ def run(
     document: dict[str, Any] = {}
     if recipe is not None:
         name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
-    given = lay_profile(document, assignments, source=name)
-    for path, value in assignments:
-        assign(given, path, value)
+    given = fold(document, assignments, source=name)
     if "stages" not in given:
         if directory is None and name:
             directory = default_run(f"{name}-{profile}" if profile else name)
 
         def settle(chosen: Mapping[str, Any]) -> Settings:
-            return resolve(merge(chosen, document), assignments, env_model=env_model, source=name or "call")
+            return resolve(document, assignments, env_model=env_model, stored=chosen, source=name or "call")
 
         budget = make_budget(minutes, steps)
         return _run_without_recipe(directory, budget, given, settle, fresh=fresh, listener=listener)

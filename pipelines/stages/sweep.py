@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.changes import EXTENSIBLE
+from pipelines.config.changes import may_change
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
@@ -81,7 +81,7 @@ def run(
     began = time.monotonic()
     logs = directory / "logs"
     with exclusive(directory / ".sweep.lock", what=f"'{directory}' is in use by a sweep"):
-        require_shared_settings(directory, settings, varied=varied, may_change=EXTENSIBLE.__contains__)
+        require_shared_settings(directory, settings, varied=varied, may_change=may_change)
         waiting = [each for each in planned if not each.is_done]
         ended: list[EndedRun] = []
         done = skipped = len(planned) - len(waiting)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.changes import PACING
+from pipelines.config.changes import keeps_scores
 from pipelines.config.places import is_run
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
@@ -303,7 +303,7 @@ def _require_same_search(search: Search) -> None:
         search.directory,
         search.settings,
         varied=[each.key for each in search.space],
-        may_change=PACING.__contains__,
+        may_change=keeps_scores,
         also={"metric": search.metric, "space": space},
     )
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipelines.config.base import SettingsModel
-from pipelines.config.load import assign, merge, parse_assignment, read_toml, resolve
+from pipelines.config.load import assign, fold, merge, parse_assignment, read_toml, resolve
 from pipelines.errors import InputMissing, UsageError
 
 
@@ -109,6 +109,38 @@ def test_resolving_the_resolved_changes_nothing() -> None:
     settings = resolve(document, env_model=env_model)
     again = resolve(settings.model_dump(mode="json", exclude_none=True), env_model=env_model)
     assert again == settings
+
+
+LAYERS: dict[str, Any] = {
+    "stored": {"size": "base", "agent": {"timestep": {"output": 48}}, "train": {"batch_size": 7}, "seed": 1},
+    "recipe": {
+        "train": {"steps": 2},
+        "agent": {"sequence": {"kind": "gru"}},
+        "profiles": {"smoke": {"size": "tiny", "seed": 2, "agent": {"actor": {"hidden": [9]}}}, "other": {}},
+    },
+    "assignments": [(["profile"], "smoke"), (["train", "steps"], 3)],
+}
+
+
+def test_each_layer_lies_over_those_before() -> None:
+    document = fold(**LAYERS)
+    assert (document["seed"], document["train"]["steps"], document["train"]["batch_size"]) == (2, 3, 7)
+    assert (document["size"], document["profile"], "profiles" in document) == ("tiny", "smoke", False)
+
+
+def test_the_size_of_a_layer_replaces_the_network_of_the_layers_below_and_not_its_own() -> None:
+    agent = fold(**LAYERS)["agent"]
+    assert (agent["timestep"]["output"], agent["actor"]["hidden"], agent["sequence"]["hidden"]) == (64, [9], 64)
+
+
+def test_a_size_for_a_recipe_without_one_yields_to_the_recipe() -> None:
+    assert fold({"train": {"learning_rate": 0.5}}, size="tiny") == {"size": "tiny", "train": {"learning_rate": 0.5}}
+    assert fold({"size": "small"}, size="tiny")["size"] == "small"
+
+
+def test_folding_the_fold_changes_nothing() -> None:
+    document = fold(**LAYERS)
+    assert fold(document) == fold(document, LAYERS["assignments"]) == fold({}, stored=document) == document
 
 
 def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.changes import EXTENSIBLE, STAGE_TABLES
+from pipelines.config.changes import STAGE_TABLES, find_mark, keeps_scores, may_change
 from pipelines.config.load import _validated, assign, parse_assignment, resolve
 from pipelines.config.problems import _models_in
 from pipelines.config.settings import Settings, StageSettings
@@ -35,13 +35,36 @@ def test_every_model_refuses_unknown_keys_or_keeps_them_for_another_to_check(mod
     assert model.model_config.get("extra") in ("forbid", "allow")
 
 
-def test_every_named_key_exists() -> None:
-    fields = Settings.model_fields
-    assert {table for tables in STAGE_TABLES.values() for table in tables} <= fields.keys()
-    for key in EXTENSIBLE:
-        table, _, name = key.partition(".")
-        assert table in fields
-        assert not name or name in type(fields[table].default).model_fields
+def test_stages_own_tables_that_exist() -> None:
+    assert {table for tables in STAGE_TABLES.values() for table in tables} <= Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "scores", "changes", "in_collect"),
+    [
+        ("collect.workers", True, True, True),
+        ("track.to", True, True, True),
+        ("size", True, True, True),
+        ("train.steps", False, True, True),
+        ("lake.max_bytes", False, True, True),
+        ("collect.greedy", False, False, True),
+        ("exploration.start", False, False, True),
+        ("train.batch_size", False, False, False),
+        ("agent.sequence.d_model", False, False, False),
+        ("env.corridor", False, False, False),
+        ("stages.0.steps", False, False, False),
+        ("collect.no_such_key", False, False, False),
+    ],
+)
+def test_a_mark_says_what_another_invocation_may_change(
+    key: str, scores: bool, changes: bool, in_collect: bool
+) -> None:
+    assert (keeps_scores(key), may_change(key), may_change(key, stage="collect")) == (scores, changes, in_collect)
+
+
+def test_marks_are_on_settings_only() -> None:
+    assert find_mark("") is None
+    assert find_mark("collect.steps.x") is find_mark("collect.steps")  # as of a table below a marked one
 
 
 def test_an_entry_of_a_chain_overrides_its_own_table_only() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.config.load import TAGS, assign, lay_profile, merge, parse_assignment, read_toml, resolve
+from pipelines.config.load import TAGS, assign, fold, merge, parse_assignment, read_toml, resolve
 from pipelines.config.recipes import find
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
@@ -93,7 +93,7 @@ def settings_of(task: Task, overrides: Overrides, *, seed: int, points: int = CU
     held-out tasks that draw the curve are added, the last one after the last epoch.
     """
     document = merge(find(task.recipe)[1], {"profile": task.profile} if task.profile else {})
-    document = merge(lay_profile(document, source=task.recipe), task.set)
+    document = merge(fold(document, source=task.recipe), task.set)
     tagged_first = sorted(overrides.items(), key=lambda item: not _is_tag(item[0].split(".")))
     fixed = {"seed": seed, "collect.workers": 0, "train.threads": 1}
     for key, value in [*tagged_first, *fixed.items()]:
