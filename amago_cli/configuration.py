@@ -81,7 +81,7 @@ class Request:
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
         """Return the validated settings. UsageError lists every problem."""
-        from pipelines.stages.environment import env_model
+        from pipelines.rollout.environment import env_model
 
         return resolve(
             self.file, self.assignments, env_model=env_model, stored=base, size=self._size, source=self.source

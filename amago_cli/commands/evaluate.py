@@ -124,9 +124,9 @@ def evaluate(
         if common.dry_run:
             return preview(common, settings, writes={"evaluation": to} if to else {})
         with common.listening() as listener:
-            from pipelines.stages import evaluate_bundle
+            from pipelines.stages.evaluate import run_bundle
 
-            return evaluate_bundle.run(
+            return run_bundle(
                 settings,
                 directory=packed,
                 form=form,

@@ -106,9 +106,9 @@ def run(
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
+        from pipelines.rollout.environment import env_model
         from pipelines.runs.recipe import followed
         from pipelines.stages import run as stages
-        from pipelines.stages.environment import env_model
 
         described = followed(name, request.file, request.assignments, settings, env_model=env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)

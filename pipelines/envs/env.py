@@ -7,14 +7,15 @@ N, i + 2N, ..., and an episode's task depends on its number, the seed and the sp
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pipelines.errors import InputMissing, StageFailed
+from pipelines.errors import AmagoError, InputMissing, StageFailed
 from pipelines.lake.spaces import Spaces
 
 Observation = Mapping[str, np.ndarray]
@@ -290,3 +291,34 @@ def unknown_task(task: str, env: str, *, why: str = "", hint: str | None = None)
         f"'{task}' is not a task of environment '{env}' with these parameters{why and ': '}{why}",
         hint=hint or "choose tasks of this environment, e.g. --tasks \"env = '...'\"",
     )
+
+
+def try_call(
+    env: Env, call: Callable[[], Any], mask: np.ndarray | None = None, *, blame: type[AmagoError] | None = None
+) -> tuple[Any, ActorsFailed | None]:
+    """Call the environment, and return its result and failures. An exception of the whole environment counts as a
+    failure of all actors (in `mask`), without a result.
+
+    Errors of our own are raised, except those of the type `blame`: a worker process cannot tell them from the
+    environment's.
+    """
+    try:
+        return call(), None
+    except ActorsFailed as error:
+        return error.brought, error
+    except Exception as error:
+        if isinstance(error, AmagoError) and (blame is None or not isinstance(error, blame)):
+            raise
+        actors = range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        problem = error.message if isinstance(error, AmagoError) else f"{type(error).__name__}: {error}"
+        message = f"environment '{env.spec.name}' failed: {problem}"
+        trace = "".join(traceback.format_exception(error))
+        failed = ActorsFailed([EnvFailure(actors=tuple(actors), message=message, trace=trace)])
+        failed.__cause__ = error
+        return None, failed
+
+
+def rows_not_finite(column: np.ndarray) -> list[int]:
+    """Return the rows of `column` that have an infinite value, or one that is not a number."""
+    finite = np.isfinite(column)
+    return [] if finite.all() else np.flatnonzero(~finite.reshape(len(column), -1).all(1)).tolist()

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from pipelines.envs.env import rows_not_finite
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import (
     LENGTH,
@@ -115,8 +116,8 @@ class ObservationCodec:
         found: dict[int, str] = {}
         for leaf in self._leaves:
             column = columns[leaf.column]
-            if column.dtype.kind == "f" and not (finite := np.isfinite(column)).all():
-                for row in np.flatnonzero(~finite.reshape(len(column), -1).all(1)).tolist():
+            if column.dtype.kind == "f":
+                for row in rows_not_finite(column):
                     found.setdefault(row, f"observation '{leaf.column}' is not finite: {_shown(column[row])}")
         return found
 

@@ -16,7 +16,7 @@ import pickle
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.config.parent import end_with_parent
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EpisodeCounter, StepResult
+from pipelines.envs.env import Env, EpisodeCounter, StepResult, try_call
 from pipelines.envs.make import Split, make
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.lake.spaces import Spaces
@@ -219,11 +219,11 @@ def _answer(env: Env, board: Board, request: bytes) -> dict[str, Any]:
 def _step(env: Env, board: Board) -> dict[str, Any]:
     """Step all actors; those whose episode ends begin the next one at once, so that no later request waits for it."""
     answer: dict[str, Any] = {}
-    result, failures = tried(env, lambda: env.step(board.action))
+    result, error = try_call(env, lambda: env.step(board.action), blame=StageFailed)
     failed = np.zeros(env.num_envs, dtype=bool)
-    if failures:
-        answer["failures"] = failures
-        failed[[actor for failure in failures for actor in failure.actors]] = True
+    if error is not None:
+        answer["failures"] = error.failures
+        failed[[actor for failure in error.failures for actor in failure.actors]] = True
     if result is None:
         return answer
     board.put(result)
@@ -237,25 +237,10 @@ def _step(env: Env, board: Board) -> dict[str, Any]:
 
 
 def _begin(env: Env, board: Board, mask: np.ndarray) -> dict[str, Any]:
-    observation, failures = tried(env, lambda: env.reset(mask), mask)
+    observation, error = try_call(env, lambda: env.reset(mask), mask, blame=StageFailed)
     for name, column in board.begun.items() if observation is not None else ():
         column[mask] = observation[name][mask]
-    return {"begin failures": failures} if failures else {}
-
-
-def tried(env: Env, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, tuple[EnvFailure, ...]]:
-    """Return the result of `call` and its failures: an exception is a failure of all actors (in `mask`)."""
-    try:
-        return call(), ()
-    except ActorsFailed as error:
-        return error.brought, error.failures
-    except Exception as error:
-        if isinstance(error, AmagoError) and not isinstance(error, StageFailed):
-            raise  # not a fault of the environment
-        everybody = tuple(range(env.num_envs)) if mask is None else tuple(np.flatnonzero(mask).tolist())
-        said = error.message if isinstance(error, AmagoError) else f"{type(error).__name__}: {error}"
-        message = f"environment '{env.spec.name}' failed: {said}"
-        return None, (EnvFailure(actors=everybody, message=message, trace="".join(traceback.format_exception(error))),)
+    return {} if error is None else {"begin failures": error.failures}
 
 
 def refusal(error: Exception, name: str) -> AmagoError:

@@ -25,7 +25,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.trajectory import Trajectories, Trajectory
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy
-from pipelines.rollout.rollout import Rollout
+from pipelines.rollout.rollout import Recording, Rollout
 
 Drawing = Callable[[Env, Mapping[str, np.ndarray], int], Any]
 _SECONDS, _FPS = 16, (4, 30)
@@ -176,7 +176,7 @@ def film(
         if episode.number not in episodes:
             played[len(numbers) - 1] = Trajectory({}, played[len(numbers) - 1].info)  # frees its steps
 
-    rollout = Rollout(camera, policy, sink=keep, on_episode=note)
+    rollout = Rollout(camera, policy, recording=Recording(sink=keep), on_episode=note)
     while not camera.done:
         rollout.step()
         done = sum(each.over for each in camera.films.values())

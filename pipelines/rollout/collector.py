@@ -1,4 +1,4 @@
-"""Collector: a rollout whose finished episodes are stored in a lake."""
+"""Collectors: rollouts whose finished episodes are stored in a lake, and the steps that they have stored."""
 
 from __future__ import annotations
 
@@ -7,72 +7,81 @@ import math
 import queue
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 
 from pipelines.config.settings import LakeSettings
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure
-from pipelines.envs.exploration import Exploration
+from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec
 from pipelines.envs.legal import LegalActions
-from pipelines.events import Event, Listener, Notice, Progress
+from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
+from pipelines.lake.log import count_expired_steps
+from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.schema import Schema
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
-from pipelines.lake.writer import Writer
+from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.follower import CheckpointFollower
+from pipelines.rollout.plan import CollectingPlan, MakePolicy
 from pipelines.rollout.policies import Acting
-from pipelines.rollout.rollout import OnError, Rollout
+from pipelines.rollout.rollout import Recording, Rollout
 
 _MOST_UNSTORED = 0.25  # of a chain's steps so far, in running episodes at the end of a stage
 
+Begin = Callable[[EnvSpec], str]
+"""Called with the environment's spec once all inputs are checked, before anything is written; returns the final name
+of the collector."""
 
-@dataclass(frozen=True, kw_only=True)
-class Cutting:
-    """How running episodes are stored in pieces: every `steps` steps (0: not while they run), and if `context` > 0, at
-    the end of each call of `collect`. `kept`: steps of a cut episode that a new policy's memory is rebuilt from.
 
-    At the end of a call, pieces of at least `context` steps are cut where episodes are cut anyway. If more than a
-    quarter of all steps so far would then still be in running episodes, all of them are cut, so that even the first
-    epoch of long episodes has something to train on. Otherwise they are left alone: a window does not see what was
-    before its piece.
-    """
+class Collecting(Protocol):
+    """One collector, or several that share its work; environments and unfinished episodes stay alive between calls of
+    `collect`."""
 
-    steps: int = 0
-    context: int = 0
-    kept: int = 0
+    @property
+    def before(self) -> int:
+        """The steps that earlier processes have stored."""
+
+    @property
+    def steps(self) -> int:
+        """The environment steps so far, including those of earlier processes."""
+
+    def collect(self, target: int, listener: Listener, *, policy: MakePolicy | None = None) -> dict[str, Any]:
+        """Collect until `steps` reaches `target`, with another policy if one is given; return the metrics of this
+        call."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the last call of `collect`, even if it failed."""
+
+    def seal(self) -> None:
+        """Make everything stored so far visible to readers."""
+
+    def finish(self) -> None:
+        """Store unfinished episodes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class LakeSink:
-    """Writer of one collector's trajectories into the lake at `place`, which the first call of `open` creates unless
-    it is `existing`.
-
-    `record` returns what the lake stores about the collector (see `lake.collectors.register`), and is called then. With
-    `replace`, an existing lake is removed first. `limits` are enforced until the last segment is written. `name` is
-    written into every trajectory and may be changed until the lake is open.
+    """Writer of one collector's trajectories into the lake of its plan, which the first call of `open` creates unless
+    it is `existing`, and keeps within its limits until the last segment is written. `name`, which is written into every
+    trajectory, and `run` may be changed until the lake is open.
     """
 
-    def __init__(
-        self,
-        place: Path | str,
-        schema: Schema,
-        *,
-        name: str,
-        record: Callable[[], Mapping[str, Any]],
-        limits: LakeSettings,
-        seal_seconds: float,
-        replace: bool = False,
-        existing: Lake | None = None,
-    ) -> None:
-        self.name, self.notices = name, queue.SimpleQueue[Event]()
-        self._place, self._schema, self._record, self._replace = place, schema, record, replace
-        self._limits, self._seal_seconds, self._existing = limits, seal_seconds, existing
+    def __init__(self, plan: CollectingPlan, spec: EnvSpec, *, existing: Lake | None = None) -> None:
+        self.name, self.run, self.notices = plan.name, plan.run, queue.SimpleQueue[Event]()
+        self._plan, self._spec, self._schema, self._existing = plan, spec, Schema(spec.spaces), existing
+        if existing is not None:
+            existing.require_schema(self._schema)
         self._retention = contextlib.ExitStack()
         self._opened: tuple[Lake, Writer] | None = None
         self._entry: Mapping[str, Any] = {}  # the collector's record
@@ -101,13 +110,13 @@ class LakeSink:
     def open(self) -> tuple[Lake, Writer]:
         """Return the lake and its writer; the first call creates or opens the lake and registers the collector."""
         if self._opened is None:
-            if self._replace:
-                shutil.rmtree(self._place, ignore_errors=True)
-            lake = self._existing or Lake.open_or_create(self._place)
+            plan, settings = self._plan, self._plan.settings
+            lake = self._existing or open_lake(plan)
             lake.require_schema(self._schema)
-            self._entry = collectors.register(lake, self.name, **self._record())
-            self._opened = lake, lake.writer(self._schema, name=self.name, seal_seconds=self._seal_seconds)
-            self._retention.enter_context(maintenance(lake, self._limits, self.notices.put))
+            self._entry = collectors.register(lake, self.name, **plan.describe(self.run, self._spec.horizon))
+            writer = lake.writer(self._schema, name=self.name, seal_seconds=settings.collect.seal_seconds)
+            self._opened = lake, writer
+            self._retention.enter_context(keep_within(lake, settings.lake, self.notices.put))
         return self._opened
 
     def append(self, trajectories: Trajectories) -> None:
@@ -128,7 +137,14 @@ class LakeSink:
             self._opened[1].seal()
 
 
-def maintenance(lake: Lake, limits: LakeSettings, listener: Listener) -> contextlib.AbstractContextManager[object]:
+def open_lake(plan: CollectingPlan) -> Lake:
+    """Open or create the lake of a plan, or replace it."""
+    if plan.replace:
+        shutil.rmtree(plan.place, ignore_errors=True)
+    return Lake.open_or_create(plan.place)
+
+
+def keep_within(lake: Lake, limits: LakeSettings, listener: Listener) -> contextlib.AbstractContextManager[object]:
     """Keep `lake` within `limits` until the end of the context; `listener` is called by another thread."""
     if not (limits.max_steps or limits.max_bytes or limits.compact):
         return contextlib.nullcontext()
@@ -143,53 +159,41 @@ def maintenance(lake: Lake, limits: LakeSettings, listener: Listener) -> context
 
 
 class Collector:
-    """A rollout that fills a lake; environments and unfinished episodes stay alive between calls of `collect`.
+    """A rollout in this process that fills a lake.
 
     All actors start their first episodes in the constructor, so that a broken environment is found before anything is
-    written. `before`: steps stored by earlier processes of the same collector. A `follower` replaces the policy between
-    steps. `action_mask`: the observation column that masks exploration; "": the policy's own. `workers`: number of
-    processes that step `env`. `cutting`: how running episodes are stored (None: whole episodes only).
+    written; `begin` is called at the first `collect`.
     """
 
-    def __init__(
-        self,
-        env: Env,
-        acting: Acting,
-        sink: LakeSink,
-        *,
-        exploration: Exploration | None = None,
-        follower: CheckpointFollower | None = None,
-        action_mask: str = "",
-        on_env_error: OnError = "stop",
-        seed: int = 0,
-        policy_seed: int = 0,
-        before: int = 0,
-        workers: int = 0,
-        cutting: Cutting | None = None,
-    ) -> None:
-        self._cutting = cutting or Cutting()
-        self.env, self.sink, self.exploration, self.workers = env, sink, exploration, workers
-        self.policy_seed, self.before = policy_seed, before
-        self._acting, self._follower, self._action_mask = acting, follower, action_mask
-        self._unfinished = 0
-        self._reported_cores = False
-        self._restrict_exploration(acting)
-        self.rollout = Rollout(
-            env,
-            acting.policy,
-            exploration=exploration,
-            sink=sink.append,
-            on_failure=self._report_failure,
-            on_env_error=on_env_error,
-            seed=seed,
-            policy_id=acting.policy_id,
-            policy_version=acting.version,
-            collector=sink.name,
-            keep_unfinished=True,
-            chunk_steps=self._cutting.steps,
-            kept_steps=self._cutting.kept,
-        )
-        self.rollout.begin()
+    def __init__(self, plan: CollectingPlan, *, begin: Begin | None = None, listener: Listener = silent) -> None:
+        self._plan, self._begin, self._unfinished = plan, begin, 0
+        existing = None if plan.replace or plan.before is not None else Lake.find(plan.place)
+        counted = stored_steps(existing, plan.name) if existing else 0
+        self.before = counted if plan.before is None else plan.before
+        seeds = plan.draw_seeds(self.before)
+        self.policy_seed, self.workers = seeds.policy, plan.count_workers()
+        self.env = plan.make_env(seed=seeds.env, workers=self.workers, listener=listener)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.env.close)
+            spec = self.env.spec
+            self.sink = LakeSink(plan, spec, existing=existing)
+            self.exploration = plan.make_exploration(spec, seed=seeds.exploration, before=self.before)
+            self._acting, self._follower = plan.make_policy(self.env, seed=seeds.policy, listener=listener)
+            self._cutting = plan.choose_cutting(spec.horizon)
+            self._restrict_exploration()
+            self.rollout = Rollout(
+                self.env,
+                self._acting.policy,
+                exploration=self.exploration,
+                recording=Recording(
+                    sink=self.sink.append, seed=plan.settings.seed, keep_unfinished=True, cutting=self._cutting
+                ),
+                on_failure=self._report_failure,
+                on_env_error=plan.settings.collect.on_env_error,
+            )
+            self._name_policy()
+            self.rollout.begin()
+            stack.pop_all()
 
     def __enter__(self) -> Collector:
         return self
@@ -204,10 +208,10 @@ class Collector:
             self.env.close()
             self.sink.__exit__(kind, error, trace)
 
-    def _restrict_exploration(self, acting: Acting) -> None:
+    def _restrict_exploration(self) -> None:
         """Restrict exploration to the action mask that the settings name, or else the policy's."""
         if self.exploration is not None:
-            column = self._action_mask or acting.action_mask
+            column = self._plan.settings.agent.action_mask or self._acting.action_mask
             self.exploration.legal = LegalActions(column, self.env.spec.spaces) if column else None
 
     def _report_failure(self, failure: EnvFailure) -> None:
@@ -220,13 +224,16 @@ class Collector:
         """Replace the policy; its memory is rebuilt from the episodes in progress."""
         self.rollout.settle()  # steps in progress belong to the old policy
         self._acting = acting
-        self._restrict_exploration(acting)
+        self._restrict_exploration()
         self.rollout.policy = acting.policy
         if isinstance(acting.policy, AgentPolicy):
             acting.policy.rebuild(self.rollout.prefixes(), self.rollout.time)
-        self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
+        self._name_policy()
         if self.sink.is_open:
             self.sink.add_policy(acting)
+
+    def _name_policy(self) -> None:
+        self.rollout.policy_id, self.rollout.policy_version = self._acting.policy_id, self._acting.version
 
     def _follow(self) -> None:
         """Switch to a newer checkpoint if there is one."""
@@ -234,23 +241,29 @@ class Collector:
         if newer is not None:
             self.act_by(newer)
 
+    def seal(self) -> None:
+        self.sink.seal()
+
     def finish(self) -> None:
-        """Store unfinished episodes."""
         if self.sink.is_open:
             self._unfinished = self.rollout.finish()
 
     @property
     def steps(self) -> int:
-        """Return the environment steps so far, including earlier processes."""
         return self.before + self.rollout.total_steps
 
-    def collect(self, target: int, listener: Listener) -> dict[str, Any]:
-        """Collect until `steps` reaches `target`, and return the metrics of this call."""
+    def collect(self, target: int, listener: Listener, *, policy: MakePolicy | None = None) -> dict[str, Any]:
+        if policy is not None:
+            self.act_by(policy(self.env, self.policy_seed))
+        if self._begin is not None:
+            self.sink.name, self._begin = self._begin(self.env.spec), None
+        is_first = not self.sink.is_open
         _, writer = self.sink.open()
         self.sink.add_policy(self._acting)
         self.rollout.collector = self.sink.name
         already = self.steps
-        self._report_cores(listener)
+        if is_first:
+            self._report_cores(listener)
 
         def relay(event: Event) -> None:
             if isinstance(event, Progress):
@@ -276,15 +289,13 @@ class Collector:
             rollout.cut()
 
     def _report_cores(self, listener: Listener) -> None:
-        """Report once where environments are stepped, and how many threads the networks use."""
-        if not self._reported_cores:
-            self._reported_cores, count = True, torch.get_num_threads()
-            where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
-            text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
-            listener(Notice(stage="collect", text=text))
+        """Report where environments are stepped, and how many threads the networks use."""
+        count = torch.get_num_threads()
+        where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
+        text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
+        listener(Notice(stage="collect", text=text))
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the last call of `collect`, even if it failed."""
         stats, in_flight = self.rollout.stats(), self.rollout.unfinished_steps
         metrics: dict[str, Any] = {
             "steps": stats.steps,
@@ -311,3 +322,46 @@ class Collector:
             metrics["epsilon_progress"] = self.exploration.progress
         known = {key: value for key, value in metrics.items() if isinstance(value, str) or not math.isnan(value)}
         return {"return_mean": None, **known}  # no mean without finished episodes
+
+
+def stored_steps(lake: Lake, collector: str) -> int:
+    """Count the steps that `collector` has stored in the lake, including expired ones, those in logs of crashed
+    writers, and those of the numbered collectors that played its shares."""
+    return sum(stored_by_collector(lake, collector).values())
+
+
+def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
+    """Return the steps stored by `collector`, if any, and by each of its numbered collectors: NAME.0, NAME.1, ..."""
+    lake.salvage()
+    while True:
+        expired = _family(count_expired_steps(lake.storage), collector)
+        stored = _family(_live_by_collector(lake, collector), collector)
+        if (
+            _family(count_expired_steps(lake.storage), collector) == expired
+        ):  # otherwise some moved from one to the other
+            return {name: int(stored.get(name, 0)) + expired.get(name, 0) for name in {*stored, *expired}}
+
+
+def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
+    """Count the live steps of collectors whose names begin so: on a disk by the index; in an object store, where the
+    index would fetch the footers of all collectors, by the segments of these."""
+    if is_remote(lake.name):
+        return live_steps(lake, writer_label(collector))
+    quoted = collector.replace("'", "''")
+    mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
+    _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")
+    return dict(rows)
+
+
+def numbered(collector: str, number: int) -> str:
+    """Return the name of one of several collectors that share the work of `collector`."""
+    return f"{collector}.{number}"
+
+
+def _family(steps: Mapping[str, int], collector: str) -> dict[str, int]:
+    own, prefix = collector, f"{collector}."
+    return {
+        name: count
+        for name, count in steps.items()
+        if name == own or (name.startswith(prefix) and name[len(prefix) :].isdecimal())
+    }

@@ -1,26 +1,123 @@
-"""Actors that step together, and the state of their unfinished episodes."""
+"""Actors that step together, the state of their unfinished episodes, and the recorder of their steps."""
 
 from __future__ import annotations
 
 import select
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure, StepResult
-from pipelines.errors import AmagoError
-from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, StepResult, rows_not_finite
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
-from pipelines.rollout.recorder import Recorder
 
 _FIRST_ROWS = 1024
+_LEAST_ROWS = 64
 _MOMENT_MS = 1_000  # between two checks of the waiting time
+
+
+class Recorder:
+    """Buffers of `num_actors` episodes in progress. Columns (rows, N, ...) by the names and types of
+    `schema`. After cuts, the last `kept` rows of an episode stay readable by `prefix`.
+
+    All actors step together, so storage is time-major: one row of the buffer contains one step of all actors, written
+    with one assignment per column. An actor's episode is the sequence of rows since its first; it is copied out when it
+    ends, which frees the actor's place in the newest row for the first observation of its next episode. A running
+    episode may be cut: the rows so far are copied out as a piece, and the newest one becomes row 0 of the next piece.
+    When the buffer is full, rows that no running episode needs are dropped, or the buffer doubles.
+    """
+
+    def __init__(self, schema: Schema, num_actors: int, *, rows: int = _LEAST_ROWS, kept: int = 0) -> None:
+        self.schema, self._kept = schema, kept
+        self._observed = [column.name for column in schema.columns if column.role == "observation"]
+        self._buffers = {
+            column.name: np.zeros((max(rows, 2), num_actors, *column.shape), dtype=column.dtype)
+            for column in schema.columns
+        }
+        self._rows = max(rows, 2)
+        self._first = np.zeros(num_actors, dtype=np.int64)  # of the running piece
+        self._begun = np.zeros(num_actors, dtype=np.int64)  # of the episode, or the first row that is still here
+        self._now = 0
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Return the number of actions recorded in each actor's running piece (N,)."""
+        return self._now - self._first
+
+    def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
+        """Write row 0 of new episodes for `actors` (m,), with their rows of `observation` (N, ...)."""
+        for name, buffer in self._buffers.items():
+            buffer[self._now, actors] = observation[name][actors] if name in observation else 0
+        self._first[actors] = self._begun[actors] = self._now
+
+    def add(
+        self,
+        observation: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        reset: np.ndarray,
+    ) -> None:
+        """Record the row that `action` led to, for all actors."""
+        self._now += 1
+        if self._now == self._rows:
+            self._make_room()
+        now, buffers = self._now, self._buffers
+        for name in self._observed:
+            buffers[name][now] = observation[name]
+        buffers[ACTION][now] = action
+        buffers[REWARD][now] = reward
+        buffers[TERMINATED][now] = terminated
+        buffers[TRUNCATED][now] = truncated
+        buffers[RESET][now] = reset
+
+    def episodes(self, actors: np.ndarray) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Return a copy of all rows of the running pieces of `actors` (m,), concatenated, and their lengths T + 1."""
+        rows = self._now + 1 - self._first[actors]
+        step = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows - self._first[actors], rows)
+        place = step * len(self._first) + np.repeat(actors, rows)  # in the buffer as one row after another, which is
+        taken = {  # several times as fast as by two indices
+            name: buffer.reshape(-1, *buffer.shape[2:]).take(place, axis=0) for name, buffer in self._buffers.items()
+        }
+        return taken, rows.tolist()
+
+    def prefix(self, actor: int) -> dict[str, np.ndarray]:
+        """Return a copy of the episode's rows before the newest, on which the policy has already acted: all T of them,
+        or the last of them if the episode was cut."""
+        first = int(self._oldest()[actor])
+        return {name: buffer[first : self._now, actor].copy() for name, buffer in self._buffers.items()}
+
+    def cut(self, actors: np.ndarray) -> None:
+        """Begin the next piece of the episodes of `actors` (m,) with their newest row."""
+        self._first[actors] = self._now
+
+    def _oldest(self) -> np.ndarray:
+        """Return the first row (N,) of each episode that is needed: for its running piece, or among the `kept` ones."""
+        return np.maximum(self._begun, np.minimum(self._first, self._now - self._kept))
+
+    def _make_room(self) -> None:
+        """Move running episodes to the front; double the buffer if they fill half of it."""
+        self._begun = self._oldest()
+        oldest = int(self._begun.min())
+        kept = self._now - oldest
+        grow = 2 * kept > self._rows
+        for name, buffer in self._buffers.items():
+            if grow:
+                larger = np.zeros((2 * self._rows, *buffer.shape[1:]), dtype=buffer.dtype)
+                larger[:kept] = buffer[oldest : self._now]
+                self._buffers[name] = larger
+            else:
+                buffer[:kept] = buffer[oldest : self._now]
+        self._rows *= 2 if grow else 1
+        self._now -= oldest
+        self._first -= oldest
+        self._begun -= oldest
 
 
 class ActorGroup:
@@ -54,23 +151,6 @@ class ActorGroup:
         self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
         self.waits_on: set[int] = set()
         self._floats = [name for name, space in spaces.observation.items() if space.dtype.startswith("float")]
-
-    def tried(self, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, ActorsFailed | None]:
-        """Call the environment, and return its result and failures. An exception of the whole environment counts as a
-        failure of all actors (in `mask`), without a result."""
-        try:
-            return call(), None
-        except ActorsFailed as error:
-            return error.brought, error
-        except AmagoError:
-            raise
-        except Exception as error:
-            actors = range(self.env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-            message = f"environment '{self.env.spec.name}' failed: {type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error))
-            failed = ActorsFailed([EnvFailure(actors=tuple(actors), message=message, trace=trace)])
-            failed.__cause__ = error
-            return None, failed
 
     def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
         """Start episodes of `actors` (m,) with their rows of `observation` (N, ...)."""
@@ -208,9 +288,7 @@ class ActorGroup:
         found = []
         columns = {"reward": result.reward} | {name: result.observation[name] for name in self._floats}
         for name, column in columns.items():
-            if np.isfinite(column).all():
-                continue
-            for actor in np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(1)).tolist():
+            for actor in rows_not_finite(column):
                 value = column[actor] if column.ndim == 1 else "that is not finite"
                 message = (
                     f"environment '{self.env.spec.name}' gave {name} {value} (actor {self.place.start + actor}, "

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, try_call
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, Waiting, silent
@@ -32,18 +32,45 @@ _MOST_STRIKES = 5  # consecutive failures of an actor's environment
 _LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps that a part may be ahead of others
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """How running episodes are stored in pieces: every `steps` steps (0: not while they run), and if `context` > 0, at
+    the end of each call of `Collector.collect`. `kept`: steps of a cut episode that a new policy's memory is rebuilt
+    from.
+
+    At the end of a call, pieces of at least `context` steps are cut where episodes are cut anyway. If more than a
+    quarter of all steps so far would then still be in running episodes, all of them are cut, so that even the first
+    epoch of long episodes has something to train on. Otherwise they are left alone: a window does not see what was
+    before its piece.
+    """
+
+    steps: int = 0
+    context: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """How a rollout's episodes are recorded: `sink` receives them (columns of `lake.schema`) in small batches, all of
+    them before `run` or `settle` returns.
+
+    Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
+    with no success (they did not fail), and left out of all means. Counts and means are those of whole episodes, even
+    where pieces of them are stored.
+    """
+
+    sink: Sink
+    seed: int = 0
+    keep_unfinished: bool = False
+    cutting: Cutting = Cutting()
+
+
 class Rollout:
     """N actors, their policy, exploration and unfinished episodes.
 
-    `sink` receives finished episodes (columns of `lake.schema`) in small batches, all of them before `run` or `settle`
-    returns; `on_episode` receives the summary of each. `policy`, `policy_id` and `policy_version` may be set between
-    calls: an episode is recorded under the version that acted at its end. Episodes unfinished at `finish` are dropped,
-    or, with `keep_unfinished`, stored as truncated, tagged `unfinished`, with no success (they did not fail), and left
-    out of all means.
-
-    With a `sink`, a running episode is stored in pieces of `chunk_steps` steps (0: whole), and `cut` stores running
-    pieces at once. Of an episode that was cut, the last `kept_steps` rows are kept for `prefixes`. Counts and means are
-    those of whole episodes.
+    `recording`: how episodes are stored (None: they are not); `on_episode` receives the summary of each. `policy`,
+    `policy_id`, `policy_version` and `collector` may be set between calls: an episode is recorded under the version
+    that acted at its end.
 
     If environments of some actors fail, their episodes are dropped; with `on_env_error` "restart" they start again and
     `on_failure` is called, unless one of them failed five times in a row, or its worker process within a hundred steps.
@@ -56,32 +83,26 @@ class Rollout:
         policy: Policy,
         *,
         exploration: Exploration | None = None,
-        sink: Sink | None = None,
+        recording: Recording | None = None,
         on_episode: Callable[[Episode], None] | None = None,
         on_failure: Callable[[EnvFailure], None] | None = None,
         on_env_error: OnError = "stop",
-        seed: int = 0,
-        policy_id: str = "",
-        policy_version: int = -1,
-        collector: str = "",
-        keep_unfinished: bool = False,
-        chunk_steps: int = 0,
-        kept_steps: int = 0,
     ) -> None:
         self.env, self.exploration = env, exploration
-        self.policy_id, self.policy_version = policy_id, policy_version
+        self.policy_id, self.policy_version, self.collector = "", -1, ""
         self.total_steps = self.env_errors = self.episodes_dropped = 0
-        self._finished, self._summarised = EpisodeQueue(sink, on_episode), on_episode is not None
+        self._finished = EpisodeQueue(None if recording is None else recording.sink, on_episode)
+        self._summarised = on_episode is not None
         self._on_failure, self._on_error = on_failure, on_env_error
-        self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
-        self._chunk_steps = chunk_steps if sink is not None else 0
+        self._recording, cutting = recording, Cutting() if recording is None else recording.cutting
+        self._chunk_steps = cutting.steps
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
         self._groups: list[ActorGroup] = []
         first = 0
         for part in env.parts:
             place = slice(first, first + part.num_envs)
             self._groups.append(
-                ActorGroup(part, len(self._groups), place, recorded=sink is not None, kept_steps=kept_steps)
+                ActorGroup(part, len(self._groups), place, recorded=recording is not None, kept_steps=cutting.kept)
             )
             first += part.num_envs
         self._rounds, self._overlapping = 0, False
@@ -276,7 +297,7 @@ class Rollout:
         group.pending, group.rounds = None, group.rounds + 1
         group.waits_on.clear()
         began = time.perf_counter()
-        result, error = group.tried(group.env.end_step)
+        result, error = try_call(group.env, group.env.end_step)
         self._env_seconds += time.perf_counter() - began
         failed = np.zeros(group.env.num_envs, dtype=bool)
         if result is not None:
@@ -303,7 +324,7 @@ class Rollout:
     def _reset(self, group: ActorGroup, mask: np.ndarray) -> ActorsFailed | None:
         """Start episodes, and return the failures."""
         began = time.perf_counter()
-        observation, error = group.tried(lambda: group.env.reset(mask), mask)
+        observation, error = try_call(group.env, lambda: group.env.reset(mask), mask)
         self._env_seconds += time.perf_counter() - began
         if observation is not None:
             group.begin(np.flatnonzero(mask), observation)
@@ -346,7 +367,7 @@ class Rollout:
             policy_id=self.policy_id,
             policy_version=self.policy_version,
             collector=self.collector,
-            seed=self._seed,
+            seed=0 if self._recording is None else self._recording.seed,
             tags=tags or {},
         )
 
@@ -377,7 +398,8 @@ class Rollout:
             self._end(group, last=True)
         self._finished.flush()
         for group in self._groups:
-            if self._keep_unfinished and group.recorder is not None and len(begun := group.running(1)):
+            keeps = self._recording is not None and self._recording.keep_unfinished
+            if keeps and len(begun := group.running(1)):
                 self._finished.put((group.rounds, group.number), self._taken(group, begun, unfinished=True))
                 stored += len(begun)
             group.observation = None

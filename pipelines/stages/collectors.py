@@ -1,5 +1,6 @@
-"""Several collectors that fill one lake, each in a process of its own; their driver shares out the steps.
+"""The collectors of a stage: one in this process, or several that fill one lake, each in a process of its own.
 
+The driver of several shares out the steps.
 Each plays the whole collect loop under its own name, NAME.0, NAME.1, ..., with its own seeds. One whose process dies is
 started again: it counts what it has stored and plays the rest of its share. The driver asks the lake's index once what
 all of them have stored, keeps the lake within its limits, and joins their progress and figures.
@@ -10,33 +11,110 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipelines.config.settings import Settings
-from pipelines.envs.env import EnvSpec
+from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import AmagoError, Locked, StageFailed
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.files.locks import exclusive
 from pipelines.lake.schema import Schema
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
-from pipelines.rollout.collector import maintenance
-from pipelines.stages.collector import KnownRun, numbered, stored_by_collector
-from pipelines.stages.collector_task import CollectOrder, CollectorTask, ReadyCollector, RunName
+from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.collector import (
+    Begin,
+    Collecting,
+    Collector,
+    keep_within,
+    numbered,
+    open_lake,
+    stored_by_collector,
+)
+from pipelines.rollout.plan import CollectingPlan, MakePolicy, RunName
+from pipelines.rollout.policies import Acting
 from pipelines.stages.engines import POLL_SECONDS, died, make_engine
-from pipelines.stages.tasks import Engine, RunningTask, raised
+from pipelines.stages.tasks import Channel, Engine, RunningTask, raised
+from pipelines.training.learner import use_threads
 
 _SHORTAGE_SECONDS = 5.0  # before collectors that have not started are reported
 _SUMS = (
     "steps", "trajectories", "unfinished", "unfinished_steps", "env_errors", "episodes_dropped", "actors", "workers",
 )  # fmt: skip
 _BY_EPISODES, _BY_STEPS = ("return_mean", "success_mean"), ("epsilon", "policy_share", "env_share", "epsilon_progress")
+
+
+def make_collecting(
+    plan: CollectingPlan, *, begin: Begin | None = None, ends: bool = False, listener: Listener = silent
+) -> Collecting:
+    """Make the collectors of a stage: as many as `collect.collectors`. `ends`: `collect` is called once."""
+    if plan.settings.collect.collectors > 1:
+        return CollectorGroup(plan, begin=begin, ends=ends, listener=listener)
+    return Collector(plan, begin=begin, listener=listener)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectOrder:
+    """Order to collect until `target` steps are stored, by `policy` (None: as before). `name` and `run` are final."""
+
+    target: int
+    name: str
+    run: RunName | None
+    policy: MakePolicy | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyCollector:
+    """What a collector reports once its environments have started."""
+
+    spec: EnvSpec
+    before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorTask:
+    """One of several collectors, as a task. It posts "ready" once, and "collected" with its metrics after each
+    order."""
+
+    plan: CollectingPlan
+    lock: Path
+
+    def __call__(self, channel: Channel) -> None:
+        """Play until the driver has no more orders."""
+        plan = self.plan
+        with exclusive(self.lock, what=f"collector '{plan.name}' is at work"):
+            use_threads(plan.settings.train.threads)
+            policy = None if plan.policy is None else _ContinuedPolicy(plan.policy)
+            with Collector(replace(plan, policy=policy), listener=channel.listen) as collector:
+                channel.post("ready", ReadyCollector(spec=collector.env.spec, before=collector.before))
+                while (order := channel.receive()) is not None:
+                    collector.sink.name, collector.sink.run = order.name, order.run or collector.sink.run
+                    changed = None
+                    if policy is not None and order.policy is not None and order.policy != policy.make:
+                        policy.make, changed = order.policy, policy
+                    metrics = collector.collect(order.target, channel.listen, policy=changed)
+                    collector.seal()
+                    channel.post("collected", metrics)
+
+
+class _ContinuedPolicy:
+    """Policies, each of which goes on with the random stream of the one before."""
+
+    def __init__(self, make: MakePolicy) -> None:
+        self.make = make
+        self._before: AgentPolicy | None = None
+
+    def __call__(self, env: Env, seed: int) -> Acting:
+        acting = self.make(env, seed)
+        if isinstance(acting.policy, AgentPolicy):
+            if self._before is not None:
+                acting.policy.load_state_dict(self._before.state_dict())
+            self._before = acting.policy
+        return acting
 
 
 @dataclass(kw_only=True)
@@ -68,34 +146,29 @@ class _Member:
 class CollectorGroup:
     """The collectors of a stage, `collect.collectors` in number, from their driver's side.
 
-    `begin` is called once the first collector's environments have started, and before anything is written, with their
-    spec; it returns the final name. With `replace`, an existing lake is then removed. `ends`: `collect` is called once.
+    `begin` is called once the first collector's environments have started, and before anything is written. `ends`:
+    `collect` is called once.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        place: Path | str,
+        plan: CollectingPlan,
         *,
-        name: str,
-        run: KnownRun | None = None,
-        behaviour: Mapping[str, Any] | None = None,
-        replace: bool = False,
-        begin: Callable[[EnvSpec], str] | None = None,
+        begin: Begin | None = None,
         ends: bool = False,
         engine: Engine | None = None,
         listener: Listener = silent,
     ) -> None:
-        self._settings, self._place, self._name, self._run = settings, place, name, run
-        self._behaviour, self._replace, self._begin, self._ends = behaviour, replace, begin, ends
+        self._plan, self._name, self._policy = plan, plan.name, plan.policy
+        self._begin, self._ends = begin, ends
+        collect = plan.settings.collect
         self._stack, self._maintenance = contextlib.ExitStack(), contextlib.ExitStack()
-        self._engine = engine or make_engine(settings.collect, settings.collect.collectors)
-        self._locks = run.path if run is not None else connect(place).local
+        self._engine = engine or make_engine(collect, collect.collectors)
+        self._locks = plan.run.path if plan.run is not None else connect(plan.place).local
         self._await_earlier(listener)
-        existing = None if replace else Lake.find(place)
-        stored = stored_by_collector(existing, name) if existing else {}
-        count = settings.collect.collectors
-        names = [numbered(name, number) for number in range(count)]
+        existing = None if plan.replace else Lake.find(plan.place)
+        stored = stored_by_collector(existing, plan.name) if existing else {}
+        names = [numbered(plan.name, number) for number in range(collect.collectors)]
         self._members = [
             _Member(number=number, name=each, before=stored.get(each, 0), stored=stored.get(each, 0))
             for number, each in enumerate(names)
@@ -120,10 +193,11 @@ class CollectorGroup:
         """Return the steps stored so far, including those of earlier commands."""
         return self._others + sum(each.stored for each in self._members)
 
-    def collect(self, target: int, listener: Listener, *, policy: tuple[str, bool] | None = None) -> dict[str, Any]:
-        """Collect until all together have `target` steps, and return the metrics of this call. CollectorFailed, with
-        the others' steps stored, if one cannot go on."""
+    def collect(self, target: int, listener: Listener, *, policy: MakePolicy | None = None) -> dict[str, Any]:
+        """Collect until all together have `target` steps, and return the metrics of this call. A `policy` is sent to
+        the processes. CollectorFailed, with the others' steps stored, if one cannot go on."""
         began = time.monotonic()
+        self._policy = policy or self._policy
         first = [each.stored for each in self._members]
         shares = level(first, target - self._others)
         for member, share in zip(self._members, shares, strict=True):
@@ -131,11 +205,11 @@ class CollectorGroup:
             member.before, member.target = member.stored, share
             if share > member.stored:
                 member.is_busy = True
-                member.order = CollectOrder(target=share, name=member.name, run=self._run_name, policy=policy)
+                member.order = self._make_order(member)
                 if member.task is None or member.task.ended:
                     self._start(member)
                 elif member.is_ready:
-                    member.task.send(self._order(member))
+                    member.task.send(member.order)
         try:
             while any(member.is_busy for member in self._members):
                 self._engine.wait(POLL_SECONDS)
@@ -146,17 +220,24 @@ class CollectorGroup:
             self._seconds = time.monotonic() - began
         return self.metrics()
 
+    def seal(self) -> None:
+        """Do nothing: each collector has sealed what it stored for an order."""
+
     def finish(self) -> None:
         """Have all collectors store what they have, and end them."""
         self._stack.close()
 
     @property
     def _run_name(self) -> RunName | None:
-        return None if self._run is None else RunName(path=self._run.path, identity=self._run.identity)
+        run = self._plan.run
+        return None if run is None else RunName(path=run.path, identity=run.identity)
+
+    def _make_order(self, member: _Member) -> CollectOrder:
+        return CollectOrder(target=member.target, name=member.name, run=self._run_name, policy=self._policy)
 
     def _await_earlier(self, listener: Listener) -> None:
         """Wait until collectors of an earlier driver, which was killed, have stored what they have."""
-        for number in range(self._settings.collect.collectors):
+        for number in range(self._plan.settings.collect.collectors):
             while True:
                 try:
                     with exclusive(self._lock(number), what="a collector is at work"):
@@ -166,25 +247,21 @@ class CollectorGroup:
                     time.sleep(POLL_SECONDS)
 
     def _lock(self, number: int) -> Path:
-        name = f"collector-{number}" if self._run is not None else quote(numbered(self._name, number), safe="")
+        name = f"collector-{number}" if self._plan.run is not None else quote(numbered(self._name, number), safe="")
         return self._locks.absolute() / f".{name}.lock"
 
     def _start(self, member: _Member) -> None:
         assert member.order is not None
-        task = CollectorTask(
-            settings=self._settings,
-            place=self._place if isinstance(self._place, str) else self._place.absolute(),
+        plan = self._plan.share(
+            member.number,
             name=member.name,
-            number=member.number,
-            behaviour=self._behaviour,
+            run=self._run_name,
             policy=member.order.policy,
             before=member.stored if member.knows_stored else None,
             together=self.steps,
-            in_run=self._run is not None,
-            lock=self._lock(member.number),
         )
         member.is_ready = False
-        member.task = self._engine.start(task)
+        member.task = self._engine.start(CollectorTask(plan=plan, lock=self._lock(member.number)))
 
     def _take(self, member: _Member, listener: Listener) -> None:
         """Act on what a collector has posted, and on its end."""
@@ -219,11 +296,7 @@ class CollectorGroup:
             member.stored, member.progress, member.knows_stored = ready.before, None, True
         member.is_ready = True
         if member.is_busy and member.task is not None:
-            member.task.send(self._order(member))
-
-    def _order(self, member: _Member) -> CollectOrder:
-        assert member.order is not None
-        return member.order
+            member.task.send(member.order)
 
     def _prepare(self, spec: EnvSpec) -> None:
         """Create the lake, or open it, and keep it within its limits from now on."""
@@ -232,14 +305,10 @@ class CollectorGroup:
         for member in self._members:
             member.name = numbered(self._name, member.number)
             if member.order is not None:
-                member.order = CollectOrder(
-                    target=member.order.target, name=member.name, run=self._run_name, policy=member.order.policy
-                )
-        if self._replace:
-            shutil.rmtree(self._place, ignore_errors=True)
-        lake = Lake.open_or_create(self._place)
+                member.order = self._make_order(member)
+        lake = open_lake(self._plan)
         lake.require_schema(Schema(spec.spaces))
-        self._maintenance.enter_context(maintenance(lake, self._settings.lake, self._notices.put))
+        self._maintenance.enter_context(keep_within(lake, self._plan.settings.lake, self._notices.put))
 
     def _relay(self, event: Event, member: _Member, listener: Listener) -> None:
         if isinstance(event, Progress):
@@ -252,7 +321,7 @@ class CollectorGroup:
         """Start a collector again whose process has ended by itself. StageFailed after too many times in a row."""
         assert member.task is not None
         member.deaths += 1
-        most = self._settings.collect.restarts
+        most = self._plan.settings.collect.restarts
         times = f", {member.deaths} times in a row without having stored a step" if most else ""
         try:
             listener(died(member.task, f"collector {member.number}", again=member.deaths <= most, times=times))

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
@@ -24,7 +24,7 @@ from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import example
 from pipelines.evaluation.adaptation import metrics as describe
-from pipelines.evaluation.runner import joined
+from pipelines.evaluation.runner import joined, play_episodes
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
@@ -32,25 +32,65 @@ from pipelines.files.malformed import MALFORMED
 from pipelines.formats.scores import Reference, reference, reference_of_environment
 from pipelines.lake.spaces import Spaces, is_greedy_by_default
 from pipelines.lake.store import Lake
+from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
+from pipelines.rollout.episodes import Episode
+from pipelines.rollout.plan import EvaluationPlan
 from pipelines.runs.evaluations import mode_name
 from pipelines.stages import filming
+from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
 from pipelines.stages.engines import make_engine, perform_all
 from pipelines.stages.evaluation_tables import tables
-from pipelines.stages.evaluator import EvaluatorTask
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result
+from pipelines.stages.tasks import Channel
 from pipelines.tracking.background import tracked
+from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
-
-if TYPE_CHECKING:
-    from pipelines.export.forms import FormFile
 
 _REPORT_BYTES = 1 << 16
 _CHECKED_SHARE, _LEAST_CHECKED = 4, 10  # of the episodes, to see whether acting the other way differs
 _NOT_IDENTITY = {"evaluators", "tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference", "video"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedShare:
+    """The episodes that one evaluator has played."""
+
+    spec: EnvSpec
+    episodes: list[Episode]
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorTask:
+    """One of several evaluators, as a task: it plays the episodes of its plan's actors."""
+
+    plan: EvaluationPlan
+
+    def __call__(self, channel: Channel) -> PlayedShare:
+        """Play as a task."""
+        return play_share(self.plan, channel.listen)
+
+
+def play_share(plan: EvaluationPlan, listener: Listener) -> PlayedShare:
+    """Play all episodes of the plan's actors. UsageError if the environment lacks a metric that the settings name."""
+    began = time.process_time()
+    use_threads(plan.settings.train.threads)
+    env = plan.make_env(listener)
+    try:
+        require_metrics(plan.settings.env, plan.wanted, env.spec)
+        acting = plan.make_policy(env)
+        started = time.perf_counter()
+        episodes = play_episodes(env, acting.policy, episodes=plan.wanted.episodes, listener=listener)
+        seconds = time.perf_counter() - started
+    finally:
+        env.close()
+    cpu_seconds = time.process_time() - began
+    return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def run(
@@ -66,108 +106,132 @@ def run(
 
     The settings' videos are written to the directory `videos` (default: the run's own); if they cannot be made, that is
     an error before anything is played, or, `in_chain`, a warning. A chain sends its evaluations to trackers itself.
-    `both_ways`: as of `evaluated`.
+    `both_ways`: act the other way, too, where the settings leave open how.
     """
     directory, wanted = RunDirectory.open(run), settings.evaluate
-    videos = videos or directory.videos
-
-    def keep(report: Mapping[str, Any]) -> None:
-        wanted = report["settings"]
-        figures = {"split": wanted["split"], "greedy": wanted["greedy"]}
-        figures |= {key: value for key, value in report["metrics"].items() if key != "per_task"}
-        MetricsLog(directory.metrics_path).append("evaluate", report["update"], figures)
-
-    with tracked(() if in_chain else settings.track.to, directory, settings.document(), listener, videos=videos):
+    archive = _Archive(to=directory.evaluations, videos=videos or directory.videos, run=directory)
+    trackers = () if in_chain else settings.track.to
+    with tracked(trackers, directory, settings.document(), listener, videos=archive.videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
         tasks = _tasks(wanted, settings.env.name, directory, listener)
-
-        def name(wanted: EvaluateSettings) -> str:
-            return identity(settings.env, wanted, tasks)
-
-        def mark(update: int, report: Mapping[str, Any]) -> None:
-            if wanted.mark_best is True:
-                _mark_best(directory, update, report, name(_chosen(wanted, checkpoint)), wanted.best_by)
-
-        return evaluated(
-            settings,
-            checkpoint,
-            to=directory.evaluations,
-            name=name,
-            videos=videos,
-            tasks=tasks,
-            run=directory.path,
-            keep=keep,
-            mark=mark,
-            in_chain=in_chain,
-            both_ways=both_ways,
-            listener=listener,
-        )
+        plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks))
+        return _evaluate(plan, archive, in_chain=in_chain, both_ways=both_ways, listener=listener)
 
 
-def evaluated(
+def run_bundle(
     settings: Settings,
-    checkpoint: Checkpoint,
     *,
-    to: Path | None,
-    name: Callable[[EvaluateSettings], str],
-    videos: Path,
-    tasks: Sequence[str] = (),
-    form: FormFile | None = None,
-    run: Path | None = None,
-    keep: Callable[[Mapping[str, Any]], None] | None = None,
-    mark: Callable[[int, Mapping[str, Any]], None] | None = None,
-    in_chain: bool = False,
-    both_ways: bool = True,
+    directory: Path,
+    form: str = WEIGHTS,
+    to: Path | None = None,
+    trusted: bool = False,
     listener: Listener = silent,
 ) -> Result:
-    """Evaluate `checkpoint`, or read the evaluation that `name` names by its settings in `to` (None: it is not stored).
+    """Evaluate the bundle in `directory`, acting with its weights or another `form`: the same episodes and figures as
+    of the checkpoint that it was made from. `trusted`: open a form that may contain code.
 
-    A new report is passed to `keep`, the update and the report to `mark`. `both_ways`: act the other way, too, where
-    the settings leave open how. RequirementNotMet carries the result.
+    Report and videos are written to `to`, and without it nowhere: the bundle is sealed by its checksums.
+
+    InputMissing if it lacks the form, IntegrityError if it was altered; RequirementNotMet carries the result.
     """
-    wanted, started = settings.evaluate, time.monotonic()
-    gate.parse(wanted.require)
-    is_open = wanted.greedy == "auto"
-    wanted = _chosen(wanted, checkpoint)
-    settings = settings.model_copy(update={"evaluate": wanted})
-    scale = known_returns(settings.env, wanted.reference)
-    trained_in = checkpoint.record.get("env") or {}
-    if trained_in.get("name") and (changed := differences(settings.env, trained_in)):
-        text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
-        listener(Notice(text=text, level="warning"))
-    stem = f"{checkpoint.update:06d}-{name(wanted)}"
-    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos, stem=stem, tasks=tasks)
-    if not in_chain:
-        filmed.require(listener)
+    refuse_run_settings(settings, directory, form=form, to=to)
+    found = bundle.read(directory)
+    file = None
+    if form != WEIGHTS:
+        from pipelines.export.forms import FormFile
 
-    def report_of(wanted: EvaluateSettings) -> tuple[dict[str, Any], Path | None, bool]:
-        """Return the report of an evaluation, its file, and whether it was there."""
-        path = None if to is None else to / f"{checkpoint.update:06d}-{name(wanted)}.json"
+        file = FormFile.read(found, form, trust=trusted)
+    archive = _Archive(to=to, videos=to or Path(), facts={"bundle": found.record["checksum"], "form": form})
+    plan = EvaluationPlan(settings=settings, checkpoint=found, form=file)
+    return _evaluate(plan, archive, listener=listener)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Archive:
+    """Where evaluations are stored: files in `to` (None: nowhere), named after their settings and `facts`, and
+    `videos`; those of a `run` are also its figures, and choose its best checkpoint."""
+
+    to: Path | None
+    videos: Path
+    run: RunDirectory | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def identify(self, plan: EvaluationPlan) -> str:
+        """Hash everything that determines the outcome besides the checkpoint."""
+        content: dict[str, Any] = {
+            "env": plan.settings.env.model_dump(mode="json"),
+            "evaluate": plan.wanted.model_dump(mode="json", exclude=_NOT_IDENTITY),
+        }
+        if plan.tasks:
+            content["tasks"] = list(plan.tasks)
+        content |= self.facts
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+    def stem(self, plan: EvaluationPlan) -> str:
+        """Return the name of an evaluation's files, without the ending."""
+        return f"{plan.checkpoint.update:06d}-{self.identify(plan)}"
+
+    def evaluate(
+        self, plan: EvaluationPlan, scale: Reference | None, listener: Listener
+    ) -> tuple[dict[str, Any], Path | None, bool]:
+        """Return the report of an evaluation, its file, and whether it was there; play the episodes if it was not."""
+        path = None if self.to is None else self.to / f"{self.stem(plan)}.json"
         known = None if path is None else stored(path)
         if known is not None:
             return scored(known, scale), path, True
         if path is not None:
             _require_space(path)
-        changed = settings.model_copy(update={"evaluate": wanted})
-        report = scored(play(changed, checkpoint, listener, tasks=tasks, form=form), scale)
+        report = scored(play(plan, listener), scale)
         if path is not None:
             write_atomically(path, json.dumps(report, indent=1))
         return report, path, False
 
-    report, path, known = report_of(wanted)
-    if keep is not None and not known:
-        keep(report)
-    if mark is not None:
-        mark(checkpoint.update, report)
+    def record(self, plan: EvaluationPlan, report: Mapping[str, Any], *, is_new: bool) -> None:
+        """Record the figures of a new report, and the best checkpoint."""
+        if self.run is None:
+            return
+        wanted = report["settings"]
+        if is_new:
+            figures = {"split": wanted["split"], "greedy": wanted["greedy"]}
+            figures |= {key: value for key, value in report["metrics"].items() if key != "per_task"}
+            MetricsLog(self.run.metrics_path).append("evaluate", report["update"], figures)
+        if plan.wanted.mark_best is True:
+            _mark_best(self.run, plan.checkpoint.update, report, self.identify(plan), plan.wanted.best_by)
+
+
+def _evaluate(
+    plan: EvaluationPlan,
+    archive: _Archive,
+    *,
+    in_chain: bool = False,
+    both_ways: bool = True,
+    listener: Listener = silent,
+) -> Result:
+    """Evaluate by the plan, or read the evaluation that is stored."""
+    started, is_open = time.monotonic(), plan.wanted.greedy == "auto"
+    gate.parse(plan.wanted.require)
+    plan = plan.with_evaluate(_chosen(plan.wanted, plan.checkpoint))
+    wanted, env = plan.wanted, plan.settings.env
+    scale = known_returns(env, wanted.reference)
+    trained_in = plan.checkpoint.record.get("env") or {}
+    if trained_in.get("name") and (changed := differences(env, trained_in)):
+        text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
+        listener(Notice(text=text, level="warning"))
+    filmed = filming.EpisodeVideos(plan, to=archive.videos, stem=archive.stem(plan))
+    if not in_chain:
+        filmed.require(listener)
+    report, path, known = archive.evaluate(plan, scale, listener)
+    archive.record(plan, report, is_new=not known)
     other = None
     if is_open and both_ways:
-        other, _, other_known = report_of(_other_way(wanted, len(tasks)))
+        reversed_plan = plan.with_evaluate(_other_way(wanted, len(plan.tasks)))
+        other, _, other_known = archive.evaluate(reversed_plan, scale, listener)
         known = known and other_known
     made = filmed.write(listener, strict=not in_chain)
     result = Result(
         command="evaluate",
         status="skipped" if known and not made else "done",
-        run=run,
+        run=None if archive.run is None else archive.run.path,
         metrics=_figures(report, other),
         outputs=[*([path] if path else []), *filmed.paths],
         tables=tables(report, other if other is not None and differs(report["metrics"], other["metrics"]) else None),
@@ -258,44 +322,24 @@ def _require_intervals(figures: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is not two numbers")
 
 
-def play(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    listener: Listener = silent,
-    *,
-    tasks: Sequence[str] = (),
-    form: FormFile | None = None,
-) -> dict[str, Any]:
-    """Play the episodes, on `tasks` if given, by a `form` of a bundle if given; return the report as plain data."""
-    wanted = settings.evaluate
-    actors = min(wanted.actors, wanted.episodes)
-    count = min(wanted.evaluators, actors)
-    shares = [
-        EvaluatorTask(
-            settings=settings,
-            checkpoint=checkpoint,
-            place=slice(actors * number // count, actors * (number + 1) // count),
-            total=actors,
-            tasks=tuple(tasks),
-            count=count,
-            form=form,
-            check=partial(require_metrics, settings.env, wanted),
-        )
-        for number in range(count)
-    ]
+def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
+    """Play the episodes of the plan, in several processes if the settings say so; return the report as plain data."""
+    settings, wanted = plan.settings, plan.wanted
+    count = min(wanted.evaluators, plan.total)
     if count == 1:
-        played = [shares[0].play(listener)]
+        played = [play_share(plan, listener)]
     else:
         engine, restarts = make_engine(settings.collect, count), settings.collect.restarts
-        played = perform_all(shares, engine, what="evaluator", restarts=restarts, listener=listener)
+        tasks = [EvaluatorTask(plan=share) for share in plan.share(count)]
+        played = perform_all(tasks, engine, what="evaluator", restarts=restarts, listener=listener)
     episodes = [episode for share in played for episode in share.episodes]
     results = joined(played[0].spec, episodes, max(share.seconds for share in played))
     return {
-        "update": checkpoint.update,
+        "update": plan.checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
-        "default_greedy": default_greedy(checkpoint),
-        "metrics": describe(results, every_task=bool(tasks)),
+        "default_greedy": default_greedy(plan.checkpoint),
+        "metrics": describe(results, every_task=bool(plan.tasks)),
         "known": baselines(results.spec),
         "time": time.time(),
         "seconds": results.seconds,
@@ -367,18 +411,6 @@ def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener
             hint=f"give --episodes {len(found)} or more, or choose fewer tasks",
         )
     return sorted(found)
-
-
-def identity(env: EnvSettings, wanted: EvaluateSettings, tasks: Sequence[str] = (), **more: str) -> str:
-    """Hash everything that determines the outcome besides the checkpoint; `more`: of a bundle."""
-    content: dict[str, Any] = {
-        "env": env.model_dump(mode="json"),
-        "evaluate": wanted.model_dump(mode="json", exclude=_NOT_IDENTITY),
-    }
-    if tasks:
-        content["tasks"] = list(tasks)
-    content |= more
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _mark_best(directory: RunDirectory, update: int, report: Mapping[str, Any], series: str, best_by: str) -> None:

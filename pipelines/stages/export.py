@@ -32,11 +32,11 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
+from pipelines.rollout.environment import make_evaluation_env, workers
 from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.early_checks import default_folder, place_of_bundle
-from pipelines.stages.environment import make_evaluation_env, workers
 from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 

@@ -20,24 +20,19 @@ from pipelines.evaluation.films import Film, PictureReel, captioned, film
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
-from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
-from pipelines.rollout.policies import trained
-from pipelines.stages.environment import make_evaluation_env
+from pipelines.rollout.plan import EvaluationPlan
 from pipelines.training.learner import use_threads
 
 
 class EpisodeVideos:
-    """The videos that `settings.evaluate` asks for: files `STEM-EPISODE.mp4` (or .gif) in the directory `to`."""
+    """The videos that an evaluation's settings ask for: files `STEM-EPISODE.mp4` (or .gif) in the directory `to`."""
 
-    def __init__(
-        self, settings: Settings, checkpoint: Checkpoint, *, to: Path, stem: str, tasks: Sequence[str] = ()
-    ) -> None:
-        self._settings, self._checkpoint, self._tasks = settings, checkpoint, tasks
-        self._to, self._stem = to, stem
-        self._episodes = range(min(settings.evaluate.video, settings.evaluate.episodes))
+    def __init__(self, plan: EvaluationPlan, *, to: Path, stem: str) -> None:
+        self._plan, self._to, self._stem = plan, to, stem
+        self._episodes = range(min(plan.wanted.video, plan.wanted.episodes))
         self.paths = self._found() or []
 
     def _found(self) -> list[Path] | None:
@@ -57,9 +52,7 @@ class EpisodeVideos:
         if not self._missing:
             return
         suffix()
-        with contextlib.closing(
-            make_evaluation_env(self._settings.env, self._settings.evaluate, actors=1, drawn=True, listener=listener)
-        ) as env:
+        with contextlib.closing(self._plan.make_drawn_env(listener, actors=1)) as env:
             rendering.picture(env, env.reset())
 
     def write(self, listener: Listener = silent, *, strict: bool = True) -> bool:
@@ -77,18 +70,9 @@ class EpisodeVideos:
         return bool(self.paths)
 
     def _write(self, listener: Listener) -> None:
-        ending, wanted = suffix(), self._settings.evaluate
-        actors = min(wanted.actors, wanted.episodes)  # as evaluated: then the episodes are the same
-        films, spec = _played(
-            self._settings,
-            self._checkpoint,
-            _pictured,
-            PictureReel,
-            episodes=self._episodes,
-            actors=actors,
-            tasks=self._tasks,
-            listener=listener,
-        )
+        ending = suffix()
+        with contextlib.closing(self._plan.make_drawn_env(listener)) as env:
+            films, spec = _play(self._plan, env, _picture, PictureReel, self._episodes, listener), env.spec
         for episode, each in zip(self._episodes, films, strict=True):
             frames = captioned(each, has_success=spec.has_success, attempts=spec.num_attempts)
             self.paths.append(write_video(self._to / f"{self._stem}-{episode}{ending}", frames, each.fps))
@@ -111,41 +95,33 @@ def watch(
     own is drawn in 24-bit colours.
     """
     checkpoint = checkpoints.load(RunDirectory.open(run).checkpoints, settings.evaluate.checkpoint)
+    plan = EvaluationPlan(settings=settings, checkpoint=checkpoint)
 
-    def drawn(env: Env, observation: Any, actor: int) -> str:
+    def draw(env: Env, observation: Any, actor: int) -> str:
         return rendering.text(env, observation, actor, colors=colors)
 
-    films, spec = _played(settings, checkpoint, drawn, list, episodes=[episode], actors=1, listener=listener)
-    return Watched(film=films[0], spec=spec, update=checkpoint.update)
+    with contextlib.closing(plan.make_drawn_env(listener, actors=1)) as env:
+        env.load_state_dict({"next_episode": episode})
+        [watched] = _play(plan, env, draw, list, [episode], listener)
+        return Watched(film=watched, spec=env.spec, update=checkpoint.update)
 
 
-def _pictured(env: Env, observation: Any, actor: int) -> np.ndarray:
+def _picture(env: Env, observation: Any, actor: int) -> np.ndarray:
     return rendering.picture(env, observation, actor)
 
 
-def _played(
-    settings: Settings,
-    checkpoint: Checkpoint,
+def _play(
+    plan: EvaluationPlan,
+    env: Env,
     drawing: Callable[[Env, Any, int], Any],
     reel: Callable[[], Any],
-    *,
     episodes: Sequence[int],
-    actors: int,
-    tasks: Sequence[str] = (),
     listener: Listener,
-) -> tuple[list[Film], EnvSpec]:
-    wanted = settings.evaluate
-    use_threads(settings.train.threads)
-    with contextlib.closing(
-        make_evaluation_env(settings.env, wanted, actors=actors, tasks=tasks, drawn=True, listener=listener)
-    ) as env:
-        if actors == 1:
-            env.load_state_dict({"next_episode": episodes[0]})
-        greedy = wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
-        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent)
-        values = _values(checkpoint, settings.agent)
-        films = film(env, acting.policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
-        return films, env.spec
+) -> list[Film]:
+    """Play episodes of an evaluation, and return their films."""
+    use_threads(plan.settings.train.threads)
+    policy, values = plan.make_policy(env).policy, _values(plan.checkpoint, plan.settings.agent)
+    return film(env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
 
 
 def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:

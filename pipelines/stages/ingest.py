@@ -250,7 +250,7 @@ def _of_environment(env: EnvSettings) -> tuple[Spaces | None, int | None]:
     """Return the spaces and the time limit of the named environment; None if none is named."""
     if not env.name:
         return None, None
-    from pipelines.stages.environment import make_env
+    from pipelines.rollout.environment import make_env
 
     with contextlib.closing(make_env(env, actors=1, seed=0)) as made:
         return made.spec.spaces, made.spec.horizon

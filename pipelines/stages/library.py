@@ -18,7 +18,7 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 from pipelines.stages.make_recipe import choose_by_hand
 from pipelines.stages.result import Result
 from pipelines.trust import everything
@@ -208,11 +208,12 @@ def evaluate(
     refuse_unused("evaluate", settings or {})
     packed = None if is_run(Path(run)) else bundle_directory(run)
     if packed is not None:
-        from pipelines.stages import early_checks, evaluate_bundle
+        from pipelines.stages import early_checks
+        from pipelines.stages.evaluate import run_bundle
 
         with everything() if trust else contextlib.nullcontext():
             base = early_checks.bundle_document(packed, foreign=env is None)
-            return evaluate_bundle.run(_resolve(base, named, settings), directory=packed, listener=listener)
+            return run_bundle(_resolve(base, named, settings), directory=packed, listener=listener)
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine
 

@@ -108,8 +108,8 @@ def choose_by_hand(
         is_other = stored.get("env") != settings.document()["env"]
         if not (fresh and is_other) or directory.load_record().get("stages", {}).keys() - {"collect"}:
             return None
+    from pipelines.rollout.environment import require_limit, with_actors
     from pipelines.stages.collect import explain_size  # imports torch
-    from pipelines.stages.environment import require_limit, with_actors
 
     require_limit(settings.collect)
     sized = with_actors(settings.collect, settings.env)

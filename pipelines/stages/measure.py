@@ -23,11 +23,11 @@ from pipelines.lake.spaces import Box, Ragged
 from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
+from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, random_policy
-from pipelines.rollout.rollout import Rollout
+from pipelines.rollout.rollout import Recording, Rollout
 from pipelines.stages.choices import EnvFacts, Rates
-from pipelines.stages.environment import make_env, with_actors, workers
 from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
@@ -211,7 +211,7 @@ def _record_batch(env: Env, learner: Learner) -> Batch:
     that never changes is encoded once, where made-up ones would take seconds."""
     stored: list[Trajectories] = []
     policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
-    rollout = Rollout(env, policy, sink=stored.append, keep_unfinished=True)
+    rollout = Rollout(env, policy, recording=Recording(sink=stored.append, keep_unfinished=True))
     for _ in range(_RECORDED_STEPS):
         rollout.step()
     rollout.settle()
@@ -236,7 +236,7 @@ def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[],
         device=learner.device,
         precision=learner.settings.precision,
     )
-    rollout = Rollout(env, policy, sink=lambda trajectories: None)
+    rollout = Rollout(env, policy, recording=Recording(sink=lambda trajectories: None))
     rollout.step()
     times = [clock()]
     while times[-1] - times[0] < seconds or len(times) <= 2 * _LEAST_UPDATES:

@@ -18,7 +18,7 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
-from pipelines.stages.environment import collect_steps
+from pipelines.rollout.environment import collect_steps
 from pipelines.stages.forecast import Work
 from pipelines.stages.train import Source, refuse_twice, require_shares
 

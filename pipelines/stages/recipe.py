@@ -14,9 +14,9 @@ from pipelines.envs import make as envs
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
+from pipelines.rollout.environment import env_model
 from pipelines.runs.recipe import followed
 from pipelines.stages.choices import Budget
-from pipelines.stages.environment import env_model
 from pipelines.stages.library import default_run
 from pipelines.stages.make_recipe import begin, make_budget
 from pipelines.stages.result import Result

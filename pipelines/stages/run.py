@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,17 +34,17 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.report import live
-from pipelines.rollout.collector import Collector
-from pipelines.rollout.policies import Acting, load_policy
+from pipelines.rollout.collector import Collecting, Collector, stored_steps
+from pipelines.rollout.environment import collect_steps, make_env, with_actors
+from pipelines.rollout.plan import CollectingPlan, MakePolicy, NamedPolicy
+from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
 from pipelines.runs.progress import recording
 from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
-from pipelines.stages.collector import make_collector, stored_steps
-from pipelines.stages.collectors import CollectorGroup
-from pipelines.stages.environment import collect_steps, make_env, with_actors
+from pipelines.stages.collectors import make_collecting
 from pipelines.stages.forecast import Forecast
 from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan, work_of
 from pipelines.stages.resolve import with_stored_window, with_window
@@ -162,10 +163,9 @@ class ChainRunner:
         use_threads(settings.train.threads)
         self._figures: dict[str, Mapping[str, Any]] = {}
         self._lakes: dict[Path | str, Lake] = {}
-        self._other_policies: dict[tuple[str, bool], Acting] = {}
+        self._other_policies: dict[NamedPolicy, Acting] = {}
         self._stack = contextlib.ExitStack()
-        self._collector: Collector | None = None
-        self._group: CollectorGroup | None = None
+        self._collector: Collecting | None = None
         self._trainer: Trainer | None = None
         self._agent_policy: AgentPolicy | None = None
         self._perform: Mapping[str, Callable[[PlannedStage, Listener], None]] = {
@@ -209,53 +209,45 @@ class ChainRunner:
         wanted = step.settings.collect
         if self._steps() >= step.target:
             return
-        if wanted.collectors > 1:
-            self._figures["collect"] = self._collect_together(wanted, step.target, listener)
-            return
+        several = wanted.collectors > 1
+        policy: MakePolicy | None = partial(self._make_policy, wanted, listener)
         if self._collector is None:
-            collector = make_collector(
-                self.settings,
-                self.directory.lake,
+            plan = CollectingPlan(
+                settings=self.settings,
+                place=self.directory.lake,
                 name=self.directory.identity,
                 run=self.directory,
-                policy=lambda env, seed: self._acting(wanted, env, seed, listener),
-                listener=listener,
+                policy=None if several else policy,
             )
-            self._collector = self._stack.enter_context(collector)
-        else:
-            acting = self._acting(wanted, self._collector.env, self._collector.policy_seed, listener)
-            self._collector.act_by(acting)
-        self._figures["collect"] = self._collector.collect(step.target, listener)
+            self._collector = self._stack.enter_context(make_collecting(plan, listener=listener))
+            policy = None
+        if several:
+            policy = self._save_policy(wanted, listener)
+        self._figures["collect"] = self._collector.collect(step.target, listener, policy=policy)
 
-    def _collect_together(self, wanted: CollectSettings, target: int, listener: Listener) -> dict[str, Any]:
-        """Collect with several processes, which load the agent's weights from a checkpoint."""
-        if self._group is None:
-            name, run = self.directory.identity, self.directory
-            group = CollectorGroup(self.settings, run.lake, name=name, run=run, listener=listener)
-            self._group = self._stack.enter_context(group)
-        policy = wanted.policy
-        if policy == "auto":
+    def _save_policy(self, wanted: CollectSettings, listener: Listener) -> NamedPolicy:
+        """Name the policy of a stage for other processes, which load the agent's weights from a checkpoint."""
+        name = wanted.policy
+        if name == "auto":
             learner = self._training(listener).learner
             self._training(listener).save()
-            policy = f"{self.directory.path.absolute()}@{learner.update}"
-        return self._group.collect(target, listener, policy=(policy, wanted.greedy))
+            name = f"{self.directory.path.absolute()}@{learner.update}"
+        return NamedPolicy(name, wanted.greedy, self.settings.agent.action_mask)
 
     def _steps(self) -> int:
         """Return the environment steps collected by the chain so far, including earlier processes."""
-        if self._group is not None:
-            return self._group.steps
         if self._collector is not None:
             return self._collector.steps
         stored = Lake.find(self.directory.lake)
         return stored_steps(stored, self.directory.identity) if stored else 0
 
-    def _acting(self, wanted: CollectSettings, env: Env, seed: int, listener: Listener) -> Acting:
-        name, greedy = wanted.policy, wanted.greedy
-        if name != "auto":
-            if (name, greedy) not in self._other_policies:
-                mask = self.settings.agent.action_mask
-                self._other_policies[name, greedy] = load_policy(name, env, seed=seed, greedy=greedy, action_mask=mask)
-            return self._other_policies[name, greedy]
+    def _make_policy(self, wanted: CollectSettings, listener: Listener, env: Env, seed: int) -> Acting:
+        """Return the policy of a stage: one that its settings name, or the agent as it is now."""
+        if wanted.policy != "auto":
+            named = NamedPolicy(wanted.policy, wanted.greedy, self.settings.agent.action_mask)
+            if named not in self._other_policies:
+                self._other_policies[named] = named(env, seed)
+            return self._other_policies[named]
         agent = self._training(listener, env).acting()
         if self._agent_policy is None:
             if (horizon := env.spec.horizon) is not None:
@@ -269,7 +261,7 @@ class ChainRunner:
                 precision=self.settings.train.precision,
             )
         agent.eval()
-        self._agent_policy.greedy = greedy
+        self._agent_policy.greedy = wanted.greedy
         return Acting(
             policy=self._agent_policy,
             policy_id=self.directory.identity,
@@ -281,7 +273,7 @@ class ChainRunner:
         """Return the trainer, created on first use, for the spaces of `env` if given."""
         if self._trainer is None:
             if env is None and self.settings.env.name:
-                if self._collector is not None:
+                if isinstance(self._collector, Collector):
                     env = self._collector.env
                 else:
                     env = make_env(self.settings.env, actors=1, seed=0)
@@ -298,7 +290,7 @@ class ChainRunner:
         if trainer.learner.update >= step.target:
             return
         if self._collector is not None:
-            self._collector.sink.seal()
+            self._collector.seal()
         mixed = self._mixed(step, listener)
         shares = zip(self._lakes, (share for _, share in mixed), strict=True)
         self._give(TrainOrder.of(trainer, tuple(shares), step.target))
@@ -323,7 +315,7 @@ class ChainRunner:
 
     def _relabel(self, step: PlannedStage, listener: Listener) -> None:
         if self._collector is not None:
-            self._collector.sink.seal()
+            self._collector.seal()
         self._figures["relabel"] = relabel.run(step.settings, lake=self.directory.lake, listener=listener).metrics
 
     def _evaluate(self, step: PlannedStage, listener: Listener) -> None:

@@ -110,8 +110,8 @@ def train(lake: Path, run: Path, updates: int) -> None:
     """Train in this process; prints what it held."""
     from pipelines.config.load import merge, resolve
     from pipelines.events import Event, Progress
+    from pipelines.rollout.environment import env_model
     from pipelines.stages import train as stage
-    from pipelines.stages.environment import env_model
 
     import_only, _ = private(str(lake))
     import_only, _ = private(str(lake))

@@ -43,9 +43,10 @@ from pipelines.envs.env import Env
 from pipelines.envs.make import make
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
+from pipelines.rollout.collector import Collector
+from pipelines.rollout.environment import with_actors
+from pipelines.rollout.plan import CollectingPlan
 from pipelines.rollout.policies import Acting, RandomPolicy
-from pipelines.stages.collector import make_collector
-from pipelines.stages.environment import with_actors
 
 LAKE = {"name": "meta-frozen-lake", "size": 5, "attempts": 10}
 AGENT = {
@@ -73,7 +74,7 @@ _TURNS, _SHARED_TURNS, _BARE_TURNS = 4, 15, 6
 
 
 class Collecting:
-    """Collecting into a new lake, in turns; with an agent, or at random. `behaviour`: as for `make_collector`."""
+    """Collecting into a new lake, in turns; with an agent, or at random. `behaviour`: as for `CollectingPlan`."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class Collecting:
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         policy = (lambda env, seed: self._untrained(settings, env)) if agent else None
-        collector = make_collector(settings, Path(folder) / "lake", name="bench", behaviour=behaviour, policy=policy)
-        self._stack.enter_context(collector)
+        plan = CollectingPlan(
+            settings=settings, place=Path(folder) / "lake", name="bench", behaviour=behaviour, policy=policy
+        )
+        collector = self._stack.enter_context(Collector(plan))
         collector.sink.open()
         self.actors, self.workers = collector.env.num_envs, collector.workers
         self._rollout = collector.rollout

@@ -8,7 +8,7 @@ from pipelines.config import recipes
 from pipelines.config.load import resolve, where_installed
 from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 from pipelines.stages.run import plan
 
 pytestmark = pytest.mark.extras

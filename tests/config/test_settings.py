@@ -13,7 +13,7 @@ from pipelines.config.load import _validated, assign, parse_assignment, resolve
 from pipelines.config.problems import _models_in
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -9,7 +9,7 @@ from pipelines.config.load import resolve
 from pipelines.config.settings import Settings
 from pipelines.config.sizes import SIZES, names_network, preset
 from pipelines.errors import UsageError
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 
 KINDS = ("transformer", "gru", "mingru", "mamba", "feedforward", "identity")
 

@@ -17,8 +17,10 @@ from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.make import make
 from pipelines.envs.task_env import NOTHING, SOLVED, TaskEnv, with_attempts
 from pipelines.envs.workers import WorkerEnv
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.rollout.environment import make_evaluation_env
+from pipelines.rollout.plan import EvaluationPlan
 from pipelines.stages import collect, evaluate, train
-from pipelines.stages.environment import make_evaluation_env
 from tests.stages.recipes import tiny
 from tests.tiers import examples
 
@@ -112,7 +114,7 @@ def test_an_evaluation_and_its_videos_play_evenly(tmp_path: Path) -> None:
     collect.run(settings, run=tmp_path / "run")
     train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     every = settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update={"tasks": ""})})
-    report = evaluate.play(every, evaluate.checkpoints.load(tmp_path / "run/checkpoints"))
+    report = evaluate.play(EvaluationPlan(settings=every, checkpoint=checkpoints.load(tmp_path / "run/checkpoints")))
     assert report["metrics"]["episodes"] == 14
     judged = make_evaluation_env(settings.env, EvaluateSettings(), actors=3)
     assert set(Counter(task[0] for task in tasks_of(judged, 14)).values()) == {2}

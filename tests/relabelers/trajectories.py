@@ -10,7 +10,7 @@ from pipelines.envs.make import make
 from pipelines.lake.schema import Schema
 from pipelines.lake.trajectory import Trajectory
 from pipelines.rollout.policies import RandomPolicy
-from pipelines.rollout.rollout import Rollout
+from pipelines.rollout.rollout import Recording, Rollout
 
 
 def collected(name, *, seed, steps=400, **params):
@@ -21,7 +21,7 @@ def collected(name, *, seed, steps=400, **params):
     def sink(ended):
         found.extend(Trajectory(each.columns, each.info, uid=uid(len(found) + i)) for i, each in enumerate(ended))
 
-    Rollout(env, RandomPolicy(env.spec.spaces.action, seed=seed), sink=sink).run(steps=steps)
+    Rollout(env, RandomPolicy(env.spec.spaces.action, seed=seed), recording=Recording(sink=sink)).run(steps=steps)
     return Schema(env.spec.spaces), found
 
 

@@ -20,9 +20,9 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.follower import CheckpointFollower, RunSource, policy_source
+from pipelines.rollout.plan import CollectingPlan
 from pipelines.stages import collect, train
 from pipelines.stages import run as chain
-from pipelines.stages.collector import make_collector
 from pipelines.stages.train import Source
 from tests.stages.recipes import tiny
 
@@ -51,7 +51,7 @@ def following(
 
 
 def collector_at(home: Path, **tables: Any) -> Collector:
-    return make_collector(tiny(**tables), home / "x", name="c")
+    return Collector(CollectingPlan(settings=tiny(**tables), place=home / "x", name="c"))
 
 
 def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
@@ -224,7 +224,8 @@ def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pyte
 
 def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) -> None:
     train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
-    with make_collector(tiny(env={"name": "goal-frozen-lake"}), home / "y", name="c") as collector:
+    settings = tiny(env={"name": "goal-frozen-lake"})
+    with Collector(CollectingPlan(settings=settings, place=home / "y", name="c")) as collector:
         follower = CheckpointFollower(
             policy_source(str(home / "run" / "lake")), collector.env, seed=0, greedy=False, listener=silent
         )

@@ -19,7 +19,7 @@ from pipelines.envs.workers import WorkerEnv
 from pipelines.events import Waiting
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.rollout.policies import FunctionPolicy, RandomPolicy
-from pipelines.rollout.rollout import Rollout
+from pipelines.rollout.rollout import Recording, Rollout
 from tests.envs.own import Counting
 from tests.tiers import some
 
@@ -54,14 +54,17 @@ class Parts(Env):
         raise NotImplementedError
 
 
-def rollout_in(env, policy=None, *, seed=1, **options):
+def rollout_in(env, policy=None, *, seed=1, keep_unfinished=False, **options):
     stored, action = [], env.spec.spaces.action
     rollout = Rollout(
         env,
         policy or RandomPolicy(action, seed=seed),
         exploration=Exploration(EXPLORATION, action, env.num_envs, horizon=env.spec.horizon, seed=seed),
-        sink=lambda found: stored.extend((dict(each.columns), each.info) for each in found),
-        seed=seed,
+        recording=Recording(
+            sink=lambda found: stored.extend((dict(each.columns), each.info) for each in found),
+            seed=seed,
+            keep_unfinished=keep_unfinished,
+        ),
         **options,
     )
     return rollout, stored

@@ -22,7 +22,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from pipelines.learning.batch import TensorBatch
 from pipelines.rollout.policies import RandomPolicy
-from pipelines.rollout.rollout import Rollout
+from pipelines.rollout.rollout import Cutting, Recording, Rollout
 from tests.tiers import examples
 
 ENVS = {
@@ -33,18 +33,17 @@ ENVS = {
 }
 
 
-def play(name, *, steps, calls=1, cut_between=0, seed=3, **options):
+def play(name, *, steps, calls=1, chunk=0, kept=0, cut_between=0, seed=3):
     """Play with random actions; returns what was stored, the summaries of finished episodes, and the mean return."""
     env = make(name, num_envs=3, seed=seed, params=ENVS[name])
     stored, finished = [], []
     rollout = Rollout(
         env,
         RandomPolicy(env.spec.spaces.action, seed=seed),
-        sink=stored.extend,
+        recording=Recording(
+            sink=stored.extend, seed=seed, keep_unfinished=True, cutting=Cutting(steps=chunk, kept=kept)
+        ),
         on_episode=finished.append,
-        keep_unfinished=True,
-        seed=seed,
-        **options,
     )
     means = []
     for call in range(calls):
@@ -97,7 +96,7 @@ def keyed(trajectories):
 )
 def test_pieces_join_to_the_episodes_that_are_stored_whole(name, chunk, calls, cut, steps):
     whole, finished, means, _ = play(name, steps=steps, calls=calls)
-    pieces, same, same_means, _ = play(name, steps=steps, calls=calls, chunk_steps=chunk, cut_between=cut, kept_steps=5)
+    pieces, same, same_means, _ = play(name, steps=steps, calls=calls, chunk=chunk, cut_between=cut, kept=5)
     assert [dataclasses.replace(e, achieved=None) for e in same] == [
         dataclasses.replace(e, achieved=None) for e in finished
     ]
@@ -125,7 +124,7 @@ def fill(lake: Lake, stored: list[Trajectory], schema: Schema) -> Lake:
 @pytest.mark.parametrize("name", sorted(ENVS))
 def test_a_lake_of_pieces_counts_each_episode_once(name, tmp_path):
     stored, *_, schema = play(name, steps=200)
-    pieces, *_ = play(name, steps=200, chunk_steps=4)
+    pieces, *_ = play(name, steps=200, chunk=4)
     whole, chunked = (
         fill(Lake.create(tmp_path / place), given, schema) for place, given in (("whole", stored), ("pieces", pieces))
     )
@@ -146,7 +145,7 @@ def test_a_lake_of_pieces_counts_each_episode_once(name, tmp_path):
 
 
 def test_an_episode_without_its_last_or_a_middle_piece_is_not_complete(tmp_path):
-    pieces, *_, schema = play("gym:Pendulum-v1", steps=3 * 15, chunk_steps=4)
+    pieces, *_, schema = play("gym:Pendulum-v1", steps=3 * 15, chunk=4)
     assert [piece.info.chunk for piece in pieces].count(3) == 3
     first = pieces[0].info.episode
     second = next(piece.info.episode for piece in pieces if piece.info.episode != first)
@@ -162,7 +161,7 @@ def test_windows_inside_pieces_are_those_of_whole_episodes(tmp_path):
     """Also their times and what led to their first rows: the network sees the same."""
     name, window = "meta-frozen-lake", 4
     stored, *_, schema = play(name, steps=200)
-    pieces, *_ = play(name, steps=200, chunk_steps=7)
+    pieces, *_ = play(name, steps=200, chunk=7)
     lakes = [fill(Lake.create(tmp_path / place), given, schema) for place, given in (("a", stored), ("b", pieces))]
     views = [View(lake, schema.id) for lake in lakes]
     for view in views:
@@ -207,7 +206,8 @@ def test_windows_inside_pieces_are_those_of_whole_episodes(tmp_path):
 def test_a_failure_loses_the_running_piece_only():
     stored = []
     env = make("tests.envs.own:Line", num_envs=2, seed=0, params={"fault": "raise"})
-    rollout = Rollout(env, RandomPolicy(env.spec.spaces.action, seed=0), sink=stored.extend, chunk_steps=2)
+    recording = Recording(sink=stored.extend, cutting=Cutting(steps=2))
+    rollout = Rollout(env, RandomPolicy(env.spec.spaces.action, seed=0), recording=recording)
     with pytest.raises(ActorsFailed):
         rollout.run(steps=20)
     assert [(each.length, each.info.chunk, each.info.continues) for each in stored] == [(2, 0, True)] * 2
@@ -218,10 +218,10 @@ def test_a_failure_loses_the_running_piece_only():
 def test_a_cut_episode_keeps_the_rows_that_a_new_policy_reads():
     env = make("gym:Pendulum-v1", num_envs=2, seed=0, params={"max_episode_steps": 200})
     whole, cut = [], []
-    for stored, kept in ((whole, {}), (cut, {"chunk_steps": 7, "kept_steps": 30})):
+    for stored, kept in ((whole, {}), (cut, {"steps": 7, "kept": 30})):
         twin = make("gym:Pendulum-v1", num_envs=2, seed=0, params={"max_episode_steps": 200})
         policy = RandomPolicy(env.spec.spaces.action, seed=0)
-        rollout = Rollout(twin, policy, sink=lambda found: None, seed=0, **kept)
+        rollout = Rollout(twin, policy, recording=Recording(sink=lambda found: None, cutting=Cutting(**kept)))
         rollout.run(steps=2 * 150)
         stored.extend(rollout.prefixes())
         assert rollout.time.tolist() == [150, 150]

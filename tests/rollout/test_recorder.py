@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
-from pipelines.rollout.recorder import Recorder
+from pipelines.rollout.group import Recorder
 from tests.tiers import examples
 
 SCHEMA = Schema(Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=100)))

@@ -14,13 +14,23 @@ from pipelines.envs.make import make
 from pipelines.errors import StageFailed
 from pipelines.lake.schema import Schema
 from pipelines.rollout.policies import ExpertPolicy, RandomPolicy
-from pipelines.rollout.rollout import UNFINISHED, Rollout
+from pipelines.rollout.rollout import UNFINISHED, Recording, Rollout
 from tests.envs.own import Counting
 
 LAKE = {"size": 3, "attempts": 3}
 
 
-def make_rollout(name="meta-frozen-lake", params=LAKE, *, num_envs=4, policy=None, exploration=None, seed=0, **kwargs):
+def make_rollout(
+    name="meta-frozen-lake",
+    params=LAKE,
+    *,
+    num_envs=4,
+    policy=None,
+    exploration=None,
+    seed=0,
+    keep=False,
+    **kwargs,
+):
     env = make(name, num_envs=num_envs, seed=seed, params=params)
     stored = []
     action = env.spec.spaces.action
@@ -28,8 +38,11 @@ def make_rollout(name="meta-frozen-lake", params=LAKE, *, num_envs=4, policy=Non
         env,
         policy or RandomPolicy(action, seed=seed),
         exploration=exploration and Exploration(exploration, action, num_envs, horizon=env.spec.horizon, seed=seed),
-        sink=lambda found: stored.extend((each.columns, each.info) for each in found),
-        seed=seed,
+        recording=Recording(
+            sink=lambda found: stored.extend((each.columns, each.info) for each in found),
+            seed=seed,
+            keep_unfinished=keep,
+        ),
         **kwargs,
     )
     return rollout, stored
@@ -127,10 +140,8 @@ def test_the_policy_is_told_what_led_to_the_observation():
 
 
 def test_what_is_said_of_a_trajectory():
-    rollout, stored = make_rollout(
-        exploration=ExplorationSettings(start=0.5, end=0.5, randomize=False), policy_id="p", seed=3
-    )
-    rollout.policy_version = 7
+    rollout, stored = make_rollout(exploration=ExplorationSettings(start=0.5, end=0.5, randomize=False), seed=3)
+    rollout.policy_id, rollout.policy_version = "p", 7
     rollout.run(steps=300)
     _, info = stored[0]
     assert (info.env, info.policy_id, info.policy_version, info.seed) == ("meta-frozen-lake", "p", 7, 3)
@@ -141,7 +152,8 @@ def test_what_is_said_of_a_trajectory():
 
 
 def test_an_episode_bears_the_version_that_acted_at_its_end():
-    rollout, stored = make_rollout("tmaze", {"corridor": 4}, policy_version=1)
+    rollout, stored = make_rollout("tmaze", {"corridor": 4})
+    rollout.policy_version = 1
     rollout.run(steps=4 * 3)
     rollout.policy_version = 2
     rollout.run(steps=4 * 2)
@@ -160,7 +172,7 @@ def test_prefixes_are_the_rows_acted_on():
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_unfinished_episodes_are_dropped_or_stored_as_truncated(keep):
-    rollout, stored = make_rollout("tmaze", {"corridor": 6}, keep_unfinished=keep)
+    rollout, stored = make_rollout("tmaze", {"corridor": 6}, keep=keep)
     rollout.run(steps=4 * 3)
     assert rollout.finish() == (4 if keep else 0)
     assert len(stored) == (4 if keep else 0)
@@ -174,7 +186,7 @@ def test_unfinished_episodes_are_dropped_or_stored_as_truncated(keep):
 
 
 def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
-    rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep_unfinished=True)
+    rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep=True)
     store = rollout._finished._sink
 
     def interrupted(found):

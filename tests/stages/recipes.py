@@ -8,7 +8,7 @@ from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Progress
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 
 TINY: dict[str, Any] = {
     "report": False,  # a page costs more than such a run

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
+from pipelines.rollout.environment import env_model
 from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates, choose_agent, choose_schedule
-from pipelines.stages.environment import env_model
 from pipelines.stages.plan import plan
 from tests.tiers import examples
 

@@ -16,8 +16,8 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
+from pipelines.rollout.collector import stored_steps
 from pipelines.stages import collect
-from pipelines.stages.collector import stored_steps
 from tests.stages.recipes import tiny
 from tests.tiers import some
 

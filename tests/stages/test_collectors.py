@@ -19,8 +19,9 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import collector as rollout_collector
+from pipelines.rollout.collector import Collector, numbered, stored_by_collector, stored_steps
+from pipelines.rollout.plan import CollectingPlan, draw_seeds
 from pipelines.stages import run as chain
-from pipelines.stages.collector import make_collector, numbered, seeds, stored_by_collector, stored_steps
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup, level
 from tests.stages.killing import stored_by, survives_a_killed_collector, survives_a_killed_driver, total, uids
 from tests.stages.recipes import stopping, tiny
@@ -29,7 +30,8 @@ from tests.stages.threads import ThreadEngine
 
 def group_at(place: Path, engine: Any = None, *, collectors: int = 2, **tables: Any) -> CollectorGroup:
     settings = tiny(collect={"collectors": collectors, "workers": 0}, **tables)
-    return CollectorGroup(settings, place, name="c", behaviour={}, ends=True, engine=engine or ThreadEngine())
+    plan = CollectingPlan(settings=settings, place=place, name="c", behaviour={})
+    return CollectorGroup(plan, ends=True, engine=engine or ThreadEngine())
 
 
 def heard(sentences: list[str]) -> Callable[[Event], None]:
@@ -52,9 +54,9 @@ def test_shares_are_as_equal_as_what_is_stored_allows(stored: list[int], target:
 
 
 def test_collectors_have_seeds_of_their_own_and_one_alone_those_that_it_had() -> None:
-    drawn = {tuple(seeds(0, before, count=3, number=k)) for before in (0, 1, 2) for k in (None, 0, 1, 2)}
+    drawn = {tuple(draw_seeds(0, before, number=k)) for before in (0, 1, 2) for k in (None, 0, 1, 2)}
     assert len(drawn) == 12
-    assert seeds(7, 100, count=3) == [522968303, 81659292, 1203649202]
+    assert draw_seeds(7, 100) == [522968303, 81659292, 1203649202]
 
 
 def test_shares_are_exact_and_trajectories_distinct(tmp_path: Path) -> None:
@@ -98,9 +100,10 @@ def test_one_that_dies_again_and_again_ends_all_with_their_steps_stored(tmp_path
 
 def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path: Path) -> None:
     broken = tiny(collect={"collectors": 2, "workers": 0, "policy": str(tmp_path / "nothing")})
+    plan = CollectingPlan(settings=broken, place=tmp_path / "lake", name="c", behaviour={})
     with (
         pytest.raises(AmagoError, match="no run or bundle at") as caught,
-        CollectorGroup(broken, tmp_path / "lake", name="c", behaviour={}, engine=ThreadEngine()) as group,
+        CollectorGroup(plan, engine=ThreadEngine()) as group,
     ):
         group.collect(400, lambda event: None)
     assert caught.value.exit_code == 3
@@ -123,7 +126,8 @@ def test_another_number_of_collectors_counts_the_steps_of_all(tmp_path: Path) ->
         with group_at(tmp_path / "lake", collectors=count) as group:
             group.collect(steps, lambda event: None)
         assert stored_steps(Lake(tmp_path / "lake"), "c") == total(tmp_path / "lake") == steps
-    with make_collector(tiny(collect={"workers": 0}), tmp_path / "lake", name="c", behaviour={}) as alone:
+    plan = CollectingPlan(settings=tiny(collect={"workers": 0}), place=tmp_path / "lake", name="c", behaviour={})
+    with Collector(plan) as alone:
         assert alone.before == 160
         assert alone.collect(200, lambda event: None)["steps"] == 40
     assert stored_steps(Lake(tmp_path / "lake"), "c") == 200
@@ -148,7 +152,8 @@ def test_only_the_driver_keeps_the_lake_within_limits(tmp_path: Path, monkeypatc
 
 def test_exploration_is_annealed_over_the_steps_of_all(tmp_path: Path) -> None:
     settings = tiny(collect={"collectors": 2, "workers": 0}, exploration={"steps": 100, "randomize": False})
-    with make_collector(settings, tmp_path / "a", name="c", number=0, before=0, together=0) as collector:
+    plan = CollectingPlan(settings=settings, place=tmp_path / "a", name="c", number=0, before=0)
+    with Collector(plan) as collector:
         assert isinstance(collector.exploration, Exploration)
         collector.collect(40, lambda event: None)  # ten steps of each actor, of fifty
         assert collector.exploration.progress == pytest.approx(0.2)

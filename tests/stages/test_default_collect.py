@@ -10,8 +10,8 @@ from pipelines.config.load import resolve
 from pipelines.envs.make import catalogue, requirement
 from pipelines.envs.suites.catalogue import ENTRIES
 from pipelines.events import Event, Notice
+from pipelines.rollout.environment import env_model
 from pipelines.stages import collect
-from pipelines.stages.environment import env_model
 
 BUILT_IN = sorted(entry.name for entry in catalogue() if entry.extra is None and not entry.is_pattern)
 SUITES = (

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.config.exploration import ExplorationSettings
-from pipelines.config.settings import CollectSettings
+from pipelines.config.settings import CollectSettings, Settings
 from pipelines.errors import InputMissing, IntegrityError, RequirementNotMet, UsageError
 from pipelines.files.checksums import read_sealed, sealed
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
-from pipelines.stages import collect, evaluate, evaluate_bundle, export, library
-from pipelines.stages.collector import behaviour_of
+from pipelines.rollout.plan import describe_behaviour
+from pipelines.stages import collect, evaluate, export, library
 from tests.stages.recipes import tiny
 from tests.tiers import some
 
@@ -52,7 +51,7 @@ def figures(metrics: Any) -> dict[str, Any]:
 def test_a_bundle_scores_what_its_checkpoint_scores(run: Path, bundle: Path, tables: dict) -> None:
     settings = tiny(evaluate=tables, collect={"workers": 0})
     files = {path.name: path.read_bytes() for path in bundle.iterdir()}
-    of_run, of_bundle = evaluate.run(settings, run=run), evaluate_bundle.run(settings, directory=bundle)
+    of_run, of_bundle = evaluate.run(settings, run=run), evaluate.run_bundle(settings, directory=bundle)
     assert figures(of_bundle.metrics) == figures(of_run.metrics)
     assert (of_bundle.status, of_bundle.run, list(of_bundle.outputs)) == ("done", None, [])
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == files
@@ -60,18 +59,18 @@ def test_a_bundle_scores_what_its_checkpoint_scores(run: Path, bundle: Path, tab
 
 def test_a_result_is_written_where_the_user_says_and_read_back(bundle: Path, tmp_path: Path) -> None:
     settings, to = tiny(evaluate={"video": 1}), tmp_path / "scores"
-    first = evaluate_bundle.run(settings, directory=bundle, to=to)
+    first = evaluate.run_bundle(settings, directory=bundle, to=to)
     report, video = first.outputs
     assert json.loads(report.read_text())["metrics"]["return_mean"] == first.metrics["return_mean"]
     assert video.stat().st_size
-    assert evaluate_bundle.run(settings, directory=bundle, to=to).status == "skipped"
+    assert evaluate.run_bundle(settings, directory=bundle, to=to).status == "skipped"
     other = changed(bundle, update=7)
-    assert evaluate_bundle.run(settings, directory=other, to=to).status == "done"
+    assert evaluate.run_bundle(settings, directory=other, to=to).status == "done"
 
 
 def test_a_gate_applies(bundle: Path) -> None:
     with pytest.raises(RequirementNotMet) as refused:
-        evaluate_bundle.run(tiny(evaluate={"require": "return_mean > 1e6"}), directory=bundle)
+        evaluate.run_bundle(tiny(evaluate={"require": "return_mean > 1e6"}), directory=bundle)
     assert refused.value.result.metrics["episodes"] == 6
 
 
@@ -91,18 +90,18 @@ def test_what_only_a_run_has_is_refused(
     bundle: Path, tmp_path: Path, tables: dict, to: str | None, form: str, words: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        evaluate_bundle.run(tiny(**tables), directory=bundle, to=tmp_path / to if to else None, form=form)
+        evaluate.run_bundle(tiny(**tables), directory=bundle, to=tmp_path / to if to else None, form=form)
     assert words in " ".join(refused.value.problems)
 
 
 def test_a_form_that_is_absent_is_named(bundle: Path) -> None:
     with pytest.raises(InputMissing, match="no form 'onnx'"):
-        evaluate_bundle.run(tiny(), directory=bundle, form="onnx")
+        evaluate.run_bundle(tiny(), directory=bundle, form="onnx")
 
 
 def test_other_spaces_are_refused(bundle: Path) -> None:
     with pytest.raises(InputMissing, match="trained for other spaces"):
-        evaluate_bundle.run(tiny(env={"name": "gym:CartPole-v1"}), directory=bundle)
+        evaluate.run_bundle(tiny(env={"name": "gym:CartPole-v1"}), directory=bundle)
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "policy.json", "policy.py"])
@@ -111,7 +110,7 @@ def test_damage_is_refused_before_anything_acts(bundle: Path, name: str, tmp_pat
     content[len(content) // 2] ^= 1
     (bundle / name).write_bytes(content)
     with pytest.raises(IntegrityError, match=name):
-        evaluate_bundle.run(tiny(), directory=bundle)
+        evaluate.run_bundle(tiny(), directory=bundle)
     with pytest.raises(IntegrityError, match=name):
         collect.run(tiny(collect={"policy": str(bundle)}), lake=tmp_path / "lake")
     assert not (tmp_path / "lake" / "lake.json").exists()
@@ -132,7 +131,7 @@ def test_damage_is_refused_before_anything_acts(bundle: Path, name: str, tmp_pat
 )
 def test_a_malformed_bundle_is_damaged_not_a_traceback(bundle: Path, changes: dict) -> None:
     with pytest.raises((IntegrityError, UsageError)):
-        evaluate_bundle.run(tiny(), directory=changed(bundle, **changes))
+        evaluate.run_bundle(tiny(), directory=changed(bundle, **changes))
 
 
 def test_the_files_of_a_bundle_lie_in_it(bundle: Path, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_the_files_of_a_bundle_lie_in_it(bundle: Path, tmp_path: Path) -> None:
     names = [*record["files"], "../outside"]
     (bundle / "policy.json").write_bytes(sealed(record, {name: (bundle / name).read_bytes() for name in names}))
     with pytest.raises(IntegrityError, match="outside its directory"):
-        evaluate_bundle.run(tiny(), directory=bundle)
+        evaluate.run_bundle(tiny(), directory=bundle)
 
 
 def test_a_library_imports_no_environment_that_a_bundle_names(bundle: Path, tmp_path: Path) -> None:
@@ -170,5 +169,5 @@ def test_a_bundle_collects_as_a_collector_of_its_own(bundle: Path, run: Path, tm
     of_run = collect.run(tiny(collect={"policy": str(run)}), lake=lake)
     assert of_run.metrics["collector"] != first.metrics["collector"]
     assert of_run.metrics["return_mean"] == first.metrics["return_mean"]  # the same policy and seeds
-    other = behaviour_of(CollectSettings(policy=str(changed(moved, update=7))), ExplorationSettings())
+    other = describe_behaviour(Settings(collect=CollectSettings(policy=str(changed(moved, update=7)))))
     assert other["policy"] != record["behaviour"]["policy"]

@@ -17,9 +17,10 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.episodes import Episode
+from pipelines.rollout.plan import EvaluationPlan
 from pipelines.stages import collect, evaluate, train
 from pipelines.stages.engines import perform_all
-from pipelines.stages.evaluator import EvaluatorTask
+from pipelines.stages.evaluate import EvaluatorTask
 from tests.stages.recipes import tiny
 from tests.stages.threads import ThreadEngine
 
@@ -33,23 +34,8 @@ def trained(run: Path, **tables: Any) -> Any:
 
 
 def shares(settings: Any, checkpoint: Any, bounds: list[int]) -> list[EvaluatorTask]:
-    places = [slice(*pair) for pair in pairwise(bounds)]
-    return [
-        EvaluatorTask(
-            settings=settings,
-            checkpoint=checkpoint,
-            place=place,
-            total=bounds[-1],
-            tasks=(),
-            count=len(places),
-            check=accept,
-        )
-        for place in places
-    ]
-
-
-def accept(spec: object) -> None:
-    """Refuse nothing."""
+    plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, sharers=len(bounds) - 1)
+    return [EvaluatorTask(plan=replace(plan, place=slice(*pair))) for pair in pairwise(bounds)]
 
 
 def together(tasks: list[EvaluatorTask], engine: ThreadEngine | None = None, listener: Any = None) -> list[Episode]:
@@ -96,14 +82,16 @@ def test_an_evaluator_that_dies_is_started_again_and_nothing_changes(tmp_path: P
 
 
 def test_what_an_evaluator_refuses_is_the_error_of_all(tmp_path: Path) -> None:
-    settings, checkpoint = trained(tmp_path / "run")
+    settings, checkpoint = trained(tmp_path / "run", evaluate={"actors": 3, "require": "no_such_mean > 1"})
+    with pytest.raises(UsageError, match="no metric 'no_such_mean'"):
+        together(shares(settings, checkpoint, [0, 1, 3]))
 
-    with pytest.raises(UsageError, match="no"):
-        together([replace(task, check=refuse) for task in shares(settings, checkpoint, [0, 1, 3])])
 
-
-def refuse(spec: object) -> None:
-    raise UsageError("no")
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_every_actor_is_in_one_share(count: int) -> None:
+    settings = tiny(evaluate={"episodes": 9, "actors": 7})
+    places = [plan.place for plan in EvaluationPlan(settings=settings, checkpoint=None).share(count)]
+    assert [actor for place in places for actor in range(7)[place]] == list(range(7))
 
 
 @pytest.mark.system

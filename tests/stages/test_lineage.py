@@ -17,8 +17,8 @@ from pipelines.lake.lineage import CheckpointLineage, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.rollout.environment import env_model
 from pipelines.stages import collect, relabel, train
-from pipelines.stages.environment import env_model
 from pipelines.stages.train import Source
 from tests.lake.factories import remove
 from tests.stages.recipes import TINY, tiny

@@ -16,8 +16,8 @@ from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress, silent
+from pipelines.rollout.environment import env_model
 from pipelines.stages.choices import Budget, EnvFacts
-from pipelines.stages.environment import env_model
 from pipelines.stages.make_recipe import make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
 

@@ -15,9 +15,9 @@ from pipelines.events import Event, Notice
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.rollout.environment import env_model, make_env
 from pipelines.stages import collect, evaluate, train
 from pipelines.stages import run as chain
-from pipelines.stages.environment import env_model, make_env
 from pipelines.stages.resolve import with_window
 from tests.stages.recipes import tiny
 

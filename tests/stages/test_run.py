@@ -18,9 +18,9 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report import live
+from pipelines.rollout.environment import env_model
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
-from pipelines.stages.environment import env_model
 from tests.stages.recipes import stopping, tiny
 from tests.tiers import some
 

@@ -11,7 +11,7 @@ import torch
 from pipelines.config import recipes
 from pipelines.config.load import merge, resolve
 from pipelines.lake.spaces import Box, Discrete, Spaces
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 from pipelines.training.learner import Learner
 from tests.learning.factories import windows
 

@@ -15,8 +15,8 @@ from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.relabelers.paths import Paths
+from pipelines.rollout.environment import env_model
 from pipelines.stages import relabel
-from pipelines.stages.environment import env_model
 
 STEPS, COPIES = 500, 20
 # 101 B a step: 90 of observations, 4 of action and reward each, 3 of flags; the goals are among the observations.

@@ -18,9 +18,9 @@ from pipelines.events import Event, Listener, Progress
 from pipelines.files.json import read_object
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.rollout.collector import stored_steps
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
-from pipelines.stages.collector import stored_steps
 from pipelines.training.metrics_log import MetricsLog
 from tests.benchmarks.learning_parts.tasks import CURVE_EPISODES, CURVE_SEED, Task, settings_of
 

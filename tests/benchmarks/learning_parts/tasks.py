@@ -13,7 +13,7 @@ from pipelines.config.load import TAGS, assign, fold, merge, parse_assignment, r
 from pipelines.config.recipes import find
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
-from pipelines.stages.environment import env_model
+from pipelines.rollout.environment import env_model
 
 CURVE_SEED = 2_000_003  # tasks of the evaluations that draw the learning curve
 CURVE_POINTS, CURVE_EPISODES = 12, 100

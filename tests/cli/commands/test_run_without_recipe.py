@@ -68,8 +68,8 @@ def planned(amago: Amago) -> Amago:
     """A run that has begun: its plan is recorded, and nothing else was done."""
     from pipelines.config.load import merge, resolve
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.rollout.environment import env_model
     from pipelines.stages.choices import Budget
-    from pipelines.stages.environment import env_model
     from pipelines.stages.make_recipe import make_recipe, make_record
 
     given = {"env": {"name": "tmaze", "corridor": 3}, "collect": {"workers": 0}}

@@ -1,4 +1,4 @@
-"""Environments for stages: number of actors, and worker processes."""
+"""Environments to act in: number of actors, and worker processes."""
 
 from __future__ import annotations
 

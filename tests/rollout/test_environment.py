@@ -14,9 +14,10 @@ from pipelines.envs.env import Env, Trial
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed
-from pipelines.stages import collect, environment
+from pipelines.rollout import environment
+from pipelines.rollout.environment import enough, make_env, share_out, with_actors, workers
+from pipelines.stages import collect
 from pipelines.stages import run as chain
-from pipelines.stages.environment import enough, make_env, share_out, with_actors, workers
 from tests.tiers import some
 
 WALK = "tests.envs.breaking:Walk"

@@ -1,0 +1,309 @@
+"""Plans of acting: what a process needs in order to collect, or to play the episodes of an evaluation.
+
+A plan is made once, by the stage, and is passed on whole: to the collector or evaluator of this process, and, pickled,
+to those of other processes, each with its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from pipelines.config import bundle_record
+from pipelines.config.places import bundle_directory
+from pipelines.config.run_directory import RunDirectory, process
+from pipelines.config.settings import EnvSettings, EvaluateSettings, LakeSettings, Settings
+from pipelines.envs.env import Env, EnvSpec
+from pipelines.envs.exploration import Exploration
+from pipelines.envs.legal import LegalActions
+from pipelines.errors import UsageError
+from pipelines.events import Listener
+from pipelines.lake import collectors
+from pipelines.lake.spaces import is_greedy_by_default
+from pipelines.lake.storage import is_remote
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.rollout.environment import make_env, make_evaluation_env, workers
+from pipelines.rollout.follower import CheckpointFollower, policy_source
+from pipelines.rollout.policies import Acting, load_policy, trained
+from pipelines.rollout.rollout import Cutting
+
+_CONTEXTS = 8  # in a piece, and kept of an episode for a new policy's memory
+
+MakePolicy = Callable[[Env, int], Acting]
+"""Makes the policy for the actors of an environment, with a seed."""
+
+
+class KnownRun(Protocol):
+    """A run's directory and identity."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def identity(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunName:
+    """A run's directory and identity, on a host that may not have the directory."""
+
+    path: Path
+    identity: str
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy that any process can load by its name."""
+
+    name: str
+    greedy: bool
+    action_mask: str
+
+    def __call__(self, env: Env, seed: int) -> Acting:
+        return load_policy(self.name, env, seed=seed, greedy=self.greedy, action_mask=self.action_mask)
+
+
+class Seeds(NamedTuple):
+    """Independent seeds of all random draws of a process."""
+
+    env: int
+    policy: int
+    exploration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectingPlan:
+    """How a collector acts, and where its episodes go: into the lake at `place`, under `name`.
+
+    `behaviour` describes how it acts, for the collector's record; None in a chain, which explores on its schedule
+    unless `collect.explore` is false. `replace`: remove an existing lake before the first episode is written. `policy`
+    makes the first policy; None: as the settings say.
+
+    `number`: which of `collect.collectors` it is, if there are several; `before`: the steps it has stored (None: to be
+    counted); `together`: the steps that all of them have stored. Exploration is annealed over the steps of all.
+    """
+
+    settings: Settings
+    place: Path | str
+    name: str
+    run: KnownRun | None = None
+    behaviour: Mapping[str, Any] | None = None
+    replace: bool = False
+    policy: MakePolicy | None = None
+    number: int | None = None
+    before: int | None = None
+    together: int = 0
+
+    def share(self, number: int, **changes: Any) -> CollectingPlan:
+        """Return the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
+        settings = self.settings.model_copy(update={"lake": LakeSettings(compact=False)})
+        place = self.place if isinstance(self.place, str) else self.place.absolute()
+        return replace(self, settings=settings, place=place, replace=False, number=number, **changes)
+
+    @property
+    def actors(self) -> int:
+        """The number of actors, which the stage has decided on."""
+        assert isinstance(self.settings.collect.actors, int)
+        return self.settings.collect.actors
+
+    @property
+    def sharers(self) -> int:
+        """How many collectors share the work, and the schedule of exploration."""
+        return 1 if self.number is None else self.settings.collect.collectors
+
+    def count_workers(self) -> int:
+        """Return the number of processes that step the environments."""
+        return workers(self.settings.env, self.settings.collect, actors=self.actors)
+
+    def draw_seeds(self, before: int) -> Seeds:
+        """Draw the seeds of a collector that has stored `before` steps, so that a resumed one does not repeat itself,
+        nor any of several another."""
+        return Seeds(*draw_seeds(self.settings.seed, before, number=self.number))
+
+    def make_env(self, *, seed: int, workers: int, listener: Listener) -> Env:
+        """Make the environments of all actors."""
+        return make_env(
+            self.settings.env,
+            actors=self.actors,
+            seed=seed,
+            workers=workers,
+            timeout_seconds=self.settings.collect.env_timeout_seconds,
+            listener=listener,
+        )
+
+    def make_exploration(self, spec: EnvSpec, *, seed: int, before: int) -> Exploration | None:
+        """Make the schedule of exploration, after `before` steps; None without exploration."""
+        explore, mask = self.settings.collect.explore, self.settings.agent.action_mask
+        if not (explore is True or (self.behaviour is None and explore == "auto")):
+            return None
+        schedule = {"steps": max(self.settings.exploration.steps // self.sharers, 1)}
+        exploration = Exploration(
+            self.settings.exploration.model_copy(update=schedule),
+            spec.spaces.action,
+            self.actors,
+            horizon=spec.horizon,
+            seed=seed,
+            legal=LegalActions(mask, spec.spaces) if mask else None,
+        )
+        exploration.steps = max(before, self.together // self.sharers) // self.actors
+        return exploration
+
+    def make_policy(self, env: Env, *, seed: int, listener: Listener) -> tuple[Acting, CheckpointFollower | None]:
+        """Make the first policy, and what replaces it if it follows a training."""
+        wanted, mask = self.settings.collect, self.settings.agent.action_mask
+        if self.policy is not None:
+            return self.policy(env, seed), None
+        if not wanted.follow:
+            return load_policy(wanted.policy, env, seed=seed, greedy=wanted.greedy, action_mask=mask), None
+        if wanted.policy != "auto":
+            raise UsageError(
+                f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
+                hint="give --policy or --follow",
+            )
+        follower = CheckpointFollower(
+            policy_source(wanted.follow),
+            env,
+            seed=seed,
+            greedy=wanted.greedy,
+            seconds=None if wanted.reload_seconds == "auto" else wanted.reload_seconds,
+            listener=listener,
+            action_mask=mask,
+        )
+        return follower.first(), follower
+
+    def choose_cutting(self, horizon: int | None) -> Cutting:
+        """Choose how episodes of at most `horizon` steps (None: unknown) are stored in pieces."""
+        context, steps = self.settings.train.context_length_for(horizon), self.settings.collect.chunk_steps
+        if steps == 0:
+            return Cutting()
+        if steps == "auto":
+            steps = _CONTEXTS * context
+            steps = 0 if horizon is not None and horizon <= steps else steps
+        return Cutting(steps=steps, kept=_CONTEXTS * context, context=context if self.behaviour is None else 0)
+
+    def describe(self, run: KnownRun | None, horizon: int | None) -> dict[str, Any]:
+        """Describe the collector for its record in the lake."""
+        return {
+            "run": None if run is None else collectors.place(run.path) | {"id": run.identity},
+            "env": self.settings.env.model_dump(mode="json"),
+            "seed": self.settings.seed,
+            "process": process(),
+            "horizon": horizon,
+            "behaviour": self.behaviour,
+        }
+
+
+class PolicyForm(Protocol):
+    """A form of a bundle that can act in place of its weights."""
+
+    def policy(self, env: Env, *, greedy: bool, seed: int) -> Acting: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """What an evaluation plays, and by which policy: a checkpoint, or the `form` of a bundle.
+
+    `tasks`: those to play in turn; without, each kind of task alike. `actors` are the first `offset` of `total`, which
+    `sharers` processes share; None: all actors of the settings. What actors play, and how the policy samples, does not
+    depend on who plays the others.
+    """
+
+    settings: Settings
+    checkpoint: Checkpoint
+    tasks: tuple[str, ...] = ()
+    form: PolicyForm | None = None
+    place: slice | None = None
+    sharers: int = 1
+
+    @property
+    def wanted(self) -> EvaluateSettings:
+        return self.settings.evaluate
+
+    @property
+    def total(self) -> int:
+        """The number of actors of all processes."""
+        return min(self.wanted.actors, self.wanted.episodes)
+
+    def with_evaluate(self, wanted: EvaluateSettings) -> EvaluationPlan:
+        """Return a plan that differs in its table `evaluate`."""
+        return replace(self, settings=self.settings.model_copy(update={"evaluate": wanted}))
+
+    def share(self, count: int) -> list[EvaluationPlan]:
+        """Share the actors out to `count` processes."""
+        ends = [self.total * number // count for number in range(count + 1)]
+        return [replace(self, place=slice(*ends[number : number + 2]), sharers=count) for number in range(count)]
+
+    def make_env(self, listener: Listener) -> Env:
+        """Make the environments of these actors."""
+        settings, place = self.settings, self.place or slice(0, self.total)
+        actors = place.stop - place.start
+        return make_evaluation_env(
+            settings.env,
+            self.wanted,
+            actors=actors,
+            tasks=self.tasks,
+            workers=workers(settings.env, settings.collect, actors=actors, together=self.sharers),
+            timeout_seconds=settings.collect.env_timeout_seconds,
+            offset=place.start,
+            total=self.total,
+            listener=listener,
+        )
+
+    def make_drawn_env(self, listener: Listener, *, actors: int | None = None) -> Env:
+        """Make environments in this process, to be drawn; as many actors as are evaluated play the same episodes."""
+        count = self.total if actors is None else actors
+        return make_evaluation_env(
+            self.settings.env, self.wanted, actors=count, tasks=self.tasks, drawn=True, listener=listener
+        )
+
+    def make_policy(self, env: Env) -> Acting:
+        """Make the policy for the actors of `env`."""
+        seed, own = self.wanted.seed, self.settings.agent
+        greedy = self.wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
+        if self.form is not None:
+            return self.form.policy(env, greedy=greedy, seed=seed)
+        return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, own=own)
+
+
+def draw_seeds(seed: int, position: int, *, count: int = 3, number: int | None = None) -> list[int]:
+    """Draw independent seeds for all random draws of a process; `position` keeps a resumed one from repeating itself,
+    and `number` several collectors from repeating each other."""
+    words = [seed, position] if number is None else [seed, position, 1 + number]  # zeros at the end have no effect
+    return [int(s) for s in np.random.SeedSequence(words).generate_state(count) >> 1]
+
+
+def name_in_lake(behaviour: Mapping[str, Any], env: EnvSettings, seed: int) -> str:
+    """Name a collector of a lake that is not a run's: another name for each environment, policy and exploration."""
+    digest = collectors.digest({"env": env.model_dump(mode="json"), **behaviour})
+    return f"{env.name}-{seed}-{digest}"
+
+
+def name_in_run(behaviour: Mapping[str, Any], directory: RunDirectory) -> str:
+    """Name a collector of a run. A run has a single environment, so its random collector and its chain's collector have
+    fixed names."""
+    plain = behaviour == describe_behaviour(Settings())
+    return directory.identity if plain else f"{directory.identity}-{collectors.digest(behaviour)}"
+
+
+def describe_behaviour(settings: Settings) -> dict[str, Any]:
+    """Describe how a collector outside a chain chooses its actions, as plain data."""
+    wanted = settings.collect
+    path, at, checkpoint = wanted.policy.partition("@")
+    policy = wanted.policy
+    if RunDirectory(path).exists():
+        policy = f"{Path(path).resolve()}{at}{checkpoint}"
+    elif (directory := bundle_directory(policy)) is not None:
+        policy = f"bundle:{bundle_record.identify(directory)}"  # so that it may be moved
+    return {
+        "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
+        "follow": wanted.follow
+        if is_remote(wanted.follow) or not wanted.follow
+        else str(Path(wanted.follow).resolve()),
+        "greedy": wanted.greedy,
+        "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
+        "action_mask": settings.agent.action_mask,
+    }
