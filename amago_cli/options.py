@@ -192,6 +192,16 @@ Greedy = Annotated[
 EvaluationSeed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
 ]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        "--init",
+        metavar="POLICY",
+        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle or zoo:NAME.",
+        autocompletion=completion.runs,
+    ),
+    Sets("init.source"),
+]
 Size = Annotated[
     str | None,
     typer.Option(

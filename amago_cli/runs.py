@@ -81,6 +81,11 @@ def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
         columns = (*columns[:place], "random", *columns[place:])
         for line, row in zip(shown, rows, strict=True):
             line.insert(place, interval(row["random_return"], None, None))
+    if any(row["parent"] for row in rows):
+        place = columns.index("changed")
+        columns = (*columns[:place], "parent", *columns[place:])
+        for line, row in zip(shown, rows, strict=True):
+            line.insert(place, row["parent"])
     return _fitting(Table(title="", columns=columns, rows=shown), width)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, FromLake, Ranks, RunOption, Seed, Sets, Size, Track, stage
+from amago_cli.options import Common, Fresh, FromLake, Init, Ranks, RunOption, Seed, Sets, Size, Track, stage
 from amago_cli.quantities import count, positive
 
 
@@ -59,6 +59,7 @@ def train(
         ),
         Sets("train.follow"),
     ] = None,
+    init: Init = None,
     track: Track = None,
     ranks: Ranks = None,
     seed: Seed = None,
@@ -73,7 +74,12 @@ def train(
     Several lakes are mixed by weights, LAKE:WEIGHT, which may be annealed over train.anneal_steps updates:
     LAKE:0.8..0.2. Without --from-lake, the lakes are those of train.lakes.
 
+    --init begins a new run, which --run names, with the weights of another policy: a warm start. The new run has the
+    network of that policy unless options give another; init.parts and init.strict take a part of its weights.
+
     Example: amago train --from-lake runs/gym-CartPole-v1 --steps 1000
+
+    Example: amago train --init runs/a@best --from-lake runs/b --run runs/c
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """

@@ -13,13 +13,14 @@ from pipelines.config.settings import Settings
 # Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
-    "train": ("size", "agent", "train", "track"),
+    "train": ("size", "agent", "init", "train", "track"),
     "run": (
         "profile",
         "size",
         "env",
         "exploration",
         "agent",
+        "init",
         "collect",
         "source",
         "lake",

@@ -13,7 +13,7 @@ from pipelines.errors import UsageError
 _READ: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source", "seed", "agent.action_mask", "train.threads"),
     "relabel": ("relabel", "seed"),
-    "train": ("size", "agent", "train", "track", "env", "seed"),
+    "train": ("size", "agent", "init", "train", "track", "env", "seed"),
     "evaluate": ("env", "evaluate", "collect", "agent", "track", "train.threads"),
     "export": ("export", "evaluate", "env", "collect", "agent", "train.threads"),
 }

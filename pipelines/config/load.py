@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipelines.config import sizes
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
+from pipelines.config.warm_start import names_same, pin, read_network
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
@@ -144,8 +145,9 @@ def fold(
     size: str = "",
     source: str = "defaults",
 ) -> dict[str, Any]:
-    """Lay the layers of a call over each other: what a run has `stored`, a network `size` for a recipe that names none,
-    the recipe or file, its profile, and the assignments. Folding the result again changes nothing.
+    """Lay the layers of a call over each other: what a run has `stored`, the network of the policy that it begins with
+    (`init.source`), a network `size` for a recipe that names none, the recipe or file, its profile, and the
+    assignments. Folding the result again changes nothing.
 
     Where a layer names a size, the settings that the size stands for replace those of the layers below.
 
@@ -154,13 +156,18 @@ def fold(
     """
     document = _beneath(recipe, stored)
     profile = _find_profile(recipe, document, assignments, source)
+    document = _lay_warm_start(document, (recipe, profile), assignments)
     plain = {key: value for key, value in recipe.items() if key != PROFILES}
     for layer in ({"size": size} if size else {}, plain, profile):
         document = _lay(document, functools.partial(merge, over=layer), layer.get("size"))
     chosen = {tuple(path): value for path, value in assignments}
     if any(len(path) > 1 and path[0] == "stages" for path in chosen) and "stages" in document:
         document["stages"] = expand_stages(document["stages"])
-    return _lay(document, functools.partial(_assign_all, assignments=assignments), chosen.get(("size",)))
+    document = _lay(document, functools.partial(_assign_all, assignments=assignments), chosen.get(("size",)))
+    table = document.get("init")
+    if isinstance(table, Mapping) and isinstance(origin := table.get("source"), str) and origin:
+        document["init"] = {**table, "source": pin(origin, stored)}
+    return document
 
 
 def resolve(
@@ -186,6 +193,19 @@ def resolve(
     refuse(problems, source)
     assert settings is not None
     return settings.model_copy(update={"env": _with_defaults(settings.env, env_model)})
+
+
+def _lay_warm_start(
+    stored: dict[str, Any], layers: Iterable[Mapping[str, Any]], assignments: Assignments
+) -> dict[str, Any]:
+    """Replace the network of a run by that of its `init.source`, unless the run has begun with it."""
+    tables = (layer.get("init") for layer in layers)
+    given = [table["source"] for table in tables if isinstance(table, Mapping) and "source" in table]
+    given += [value for path, value in assignments if list(path) == ["init", "source"]]
+    if not given or not isinstance(given[-1], str) or not given[-1] or names_same(given[-1], stored):
+        return stored
+    network = read_network(given[-1])
+    return merge({key: value for key, value in stored.items() if key not in ("agent", "size")}, network)
 
 
 def _beneath(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -25,11 +25,13 @@ from pydantic import Field
 
 from pipelines.config import own_runs
 from pipelines.config.changes import STAGE_TABLES, may_change
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.difference import describe_changes, flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.places import hint, is_run
 from pipelines.config.settings import Settings
+from pipelines.config.warm_start import require_new
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
@@ -58,6 +60,13 @@ class _BestRecord(Form):
     series: str = ""
 
 
+class WeightsRecord(Form):
+    """The policy that a run began with: its name in lakes, and its update."""
+
+    policy: str
+    update: int
+
+
 class RunRecord(Form):
     """Fields read from run.json."""
 
@@ -66,6 +75,7 @@ class RunRecord(Form):
     stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
     lakes: list[_LakeRecord] = Field(default_factory=list)
     best: _BestRecord | None = None
+    weights_from: WeightsRecord | None = None
     labelled: dict[str, str] = Field(default_factory=dict)
 
 
@@ -136,6 +146,12 @@ class RunDirectory:
         return name if isinstance(name, str) else self.path.resolve().name
 
     @property
+    def weights_from(self) -> str:
+        """The policy that a warm start began with, POLICY@UPDATE; "" if the first weights were random."""
+        record = self.load_record().get("weights_from")
+        return f"{record['policy']}@{record['update']}" if record else ""
+
+    @property
     def identity(self) -> str:
         """NAME-ID: the name of its trajectories and its policy in a lake that others may share. The id is drawn once,
         and final when something is recorded.
@@ -148,7 +164,11 @@ class RunDirectory:
         `stage` owns some tables (`STAGE_TABLES`); only those are compared. `undecided`: "auto" may yet become the
         number that the run has.
         """
-        if stage in self.load_record().get("stages", {}) and not fresh:
+        if fresh:
+            return
+        if settings.init.source and numbers(self.checkpoints):
+            require_new(self.path, settings.init.source, self.load_document())
+        if stage in self.load_record().get("stages", {}):
             stored, wanted = self.load_document(), settings.document()
             self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
 

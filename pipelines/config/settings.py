@@ -232,6 +232,23 @@ class TrainSettings(SettingsModel):
         return max(_CONTEXT_LENGTH if horizon is None else min(horizon, LONGEST_CONTEXT), self.burn_in + 1)
 
 
+Part = Literal["timestep", "sequence", "actor", "critics", "auxiliary"]
+
+
+class InitSettings(SettingsModel):
+    """`[init]`: the weights that a new run begins with, a warm start. It has the network of the source where no recipe
+    or option gives another, and a new optimiser."""
+
+    source: str = ""
+    """RUN[@CHECKPOINT], a policy bundle or zoo:NAME; empty: random weights. A run's newest checkpoint unless `@best` or
+    a number is given; the number is recorded. Where the source keeps averaged weights, these are taken."""
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("timestep", "sequence", "actor", "critics", "auxiliary")
+    """Which parts to take. The statistics of inputs belong to `timestep`, those of values to `critics`."""
+    strict: bool = True
+    """Refuse a source that lacks a tensor of these parts, or has it in another shape; false: list them, and begin these
+    at random."""
+
+
 class EvaluateSettings(SettingsModel):
     """`[evaluate]`: whole episodes on held-out tasks."""
 
@@ -389,6 +406,7 @@ class Settings(SettingsModel):
     env: EnvSettings = EnvSettings()
     exploration: Annotated[ExplorationSettings, BEHAVIOUR] = ExplorationSettings()
     agent: AgentSettings = AgentSettings()
+    init: InitSettings = InitSettings()
     collect: CollectSettings = CollectSettings()
     source: SourceSettings = SourceSettings()
     lake: LakeSettings = LakeSettings()

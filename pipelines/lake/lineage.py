@@ -102,6 +102,7 @@ class CheckpointLineage:
     checkpoint: int
     told_by: int
     lakes: tuple[LakeLineage, ...] = ()
+    weights_from: str = ""  # POLICY@UPDATE that a warm start began with
 
 
 def split(name: str) -> tuple[Path, str]:
@@ -162,6 +163,7 @@ class _Walk:
             checkpoint=update,
             told_by=told_by,
             lakes=tuple(drawn),
+            weights_from=directory.weights_from,
         )
 
     def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:

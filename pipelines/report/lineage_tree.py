@@ -22,7 +22,9 @@ def tree(origin: CheckpointLineage) -> Node:
     """Return the run and checkpoint, with the lakes it drew from, their collectors and the policies that acted."""
     reported = "" if origin.told_by == origin.checkpoint else f", as recorded by checkpoint {origin.told_by}"
     text = f"{origin.run} ({origin.identity}), checkpoint {origin.checkpoint}{reported}"
-    return Node(text, [_drawn(drawn) for drawn in origin.lakes] or [Node("not trained on any lake")])
+    children = [Node(f"began with the weights of {origin.weights_from}")] if origin.weights_from else []
+    children += [_drawn(drawn) for drawn in origin.lakes] or [Node("not trained on any lake")]
+    return Node(text, children)
 
 
 def _drawn(drawn: LakeLineage) -> Node:

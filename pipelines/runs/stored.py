@@ -78,6 +78,12 @@ class StoredRun:
             return ""
         return f"{name} ({profile})" if profile and isinstance(profile, str) else name
 
+    @property
+    def parent(self) -> str:
+        """The policy that a warm start began with, POLICY@UPDATE; empty if the first weights were random."""
+        found = self.record.get("weights_from")
+        return f"{found.get('policy')}@{found.get('update')}" if isinstance(found, Mapping) else ""
+
     @cached_property
     def changed(self) -> Changes:
         """What differs from the recipe, or without one from the defaults: key -> (there, here). Not the seed."""

@@ -19,7 +19,7 @@ from pipelines.runs.state import running, running_state
 from pipelines.runs.stored import StoredRun, read_run
 
 COLUMNS: Mapping[str, str] = {
-    **dict.fromkeys(("run", "name", "recipe", "env", "state", "stage", "host", "reason", "changed"), "text"),
+    **dict.fromkeys(("run", "name", "recipe", "env", "parent", "state", "stage", "host", "reason", "changed"), "text"),
     **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "other_evaluations"), "count"),
     **dict.fromkeys(("score_update", "best_update", "bytes"), "count"),
     **dict.fromkeys(("progress", "seconds_left", "age", "started"), "number"),
@@ -60,6 +60,7 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "name": run.name,
         "recipe": run.recipe,
         "env": run.env,
+        "parent": run.parent,
         "state": state.pop("status"),
         **{key: state[key] for key in ("stage", "pid", "host", "reason", "started")},
         "progress": run.share,
@@ -175,7 +176,7 @@ class _Cache:
 @contextlib.contextmanager
 def _cache() -> Iterator[_Cache]:
     """Open the cache; one that cannot be used is done without, one that is damaged is removed."""
-    path = cache_home() / "runs-2.sqlite"
+    path = cache_home() / "runs-3.sqlite"
     cache, connection = _Cache(None), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ ACTING_SHARE = 0.4  # guess of the share of the time spent on collecting, before
 # Exploration.
 EXPLORATION_SHARE = 0.25  # of the planned steps of an actor, until epsilon is at its end
 EXPLORATION_START, EXPLORATION_START_BOX, EXPLORATION_END = 1.0, 0.5, 0.05
+EXPLORATION_START_WARM = 0.2  # of a run that begins with the weights of another
 PERSISTENCE = 8.0  # longest time over which random choices are repeated, in steps
 
 # Agent.
@@ -195,7 +196,14 @@ class Choices:
         own = self.find(setting)
         row = Choice(setting=setting, value=value, reason=reason)
         if own is not None:
-            row = Choice(setting=setting, value=own, reason="as you gave it", given=True)
+            is_network = setting.startswith("agent.") or setting == "train.context_length"
+            by_source = is_network and self.find("init.source")
+            row = Choice(
+                setting=setting,
+                value=own,
+                reason="as you or the policy of --init gave it" if by_source else "as you gave it",
+                given=True,
+            )
         self.rows.append(row)
         return row.value
 
@@ -496,7 +504,10 @@ def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: in
     choices.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
     start = EXPLORATION_START_BOX if facts.is_box else EXPLORATION_START
     what = "noise" if facts.is_box else "random actions"
-    choices.choose("exploration.start", start, f"{what} at first")
+    reason = f"{what} at first"
+    if choices.find("init.source"):
+        start, reason = EXPLORATION_START_WARM, f"a little {what}, since the policy it begins with has learned already"
+    choices.choose("exploration.start", start, reason)
     choices.choose("exploration.end", EXPLORATION_END, "and a little until the end")
     if facts.action == "Discrete" and not choices.find("agent.action_mask", ""):
         choices.choose("exploration.persistence", PERSISTENCE, "random actions that are repeated lead farther")

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.config import cores
 from pipelines.config.model import AgentSettings
-from pipelines.config.settings import TrainSettings
+from pipelines.config.settings import InitSettings, TrainSettings
 from pipelines.data.batch import Batch
 from pipelines.data.randomness import Purpose, key
 from pipelines.errors import StageFailed, UsageError
@@ -31,6 +31,7 @@ from pipelines.learning.batch import TensorBatch, require_choices, require_loss_
 from pipelines.learning.checkpoint import Checkpoint, resolve_device
 from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
+from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
 from pipelines.nets.precision import autocast
 from pipelines.training import speed
@@ -290,6 +291,13 @@ class Learner:
             },
             keep=self.settings.keep_checkpoints,
         )
+
+    def begin_with(self, weights: Mapping[str, torch.Tensor], settings: InitSettings) -> Transfer:
+        """Take the first weights from another agent; see `transfer`. Call it before the first step."""
+        done = transfer(self.agent, weights, settings)
+        self.agent.rescaled_too.clear()
+        self._prepare()  # the average begins with these weights, too
+        return done
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         """Continue from `checkpoint`; returns the `data` it was saved with."""

@@ -32,6 +32,7 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
+from pipelines.rollout.policies import load_trained
 from pipelines.training import speed
 from pipelines.training.data import TrainingData
 from pipelines.training.learner import Learner
@@ -66,11 +67,14 @@ class Trainer:
         self._learnt: dict[str, torch.Tensor] = {}
         self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
         self._saved = -1
+        self._origin: dict[str, Any] = {}  # what run.json says of the source of a warm start
         self._publisher: Publisher | None = None
         self._copy: Agent | None = None
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
         if resume:
             self._continue(listener)
+        if self._resumed is None and settings.init.source:
+            self._begin_warm(listener)
         for text in self.learner.notices:
             listener(Notice(text=text))
 
@@ -86,6 +90,22 @@ class Trainer:
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
         if is_main():
             self.log.rewind(self.learner.update)
+
+    def _begin_warm(self, listener: Listener) -> None:
+        """Take the weights of `init.source`, and record which they are."""
+        init = self.settings.init
+        found = load_trained(init.source)
+        with found.checkpoint.understood():
+            theirs = Spaces.from_json(found.checkpoint.record["spaces"])
+        done = self.learner.begin_with(found.checkpoint.acting, init)
+        taken = f"{done.taken:,} of {done.total:,} numbers taken from {found.checkpoint.label}"
+        listener(Notice(stage="train", text=f"warm start: {taken}"))
+        for text in done.kept:
+            listener(Notice(stage="train", text=f"begins at random: {text}", level="warning"))
+        if theirs != self.learner.spaces:
+            text = f"{found.checkpoint.label} was trained for other spaces, of the same shapes where weights were taken"
+            listener(Notice(stage="train", text=text, level="warning"))
+        self._origin = {"weights_from": {"policy": found.identity, "update": found.checkpoint.update}}
 
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> TrainingData:
         """Return windows of `lakes` (each time the same ones), by the shares they have now, with what is new in them.
@@ -125,7 +145,7 @@ class Trainer:
         train = self.settings.train
         compute = self.learner.described()
         if is_main():
-            self.directory.update_record(compute=compute)
+            self.directory.update_record(compute=compute, **self._origin)
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         updates, size = range(self.learner.update, target), self.learner.micro_batch_size
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
