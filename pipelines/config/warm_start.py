@@ -11,7 +11,7 @@ from pipelines.config.bundle_record import make_damage_error, read_record
 from pipelines.config.checkpoint_place import locate
 from pipelines.config.places import bundle_directory, hint, is_run
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.files.checksums import read_sealed
+from pipelines.files.checksums import Mismatch, read_sealed
 from pipelines.files.malformed import UNREADABLE, reason
 
 
@@ -28,16 +28,20 @@ def read_network(source: str) -> dict[str, Any]:
     InputMissing if there is no such policy, or if it names a module that is not trusted; IntegrityError if its record
     is damaged.
     """
+    from pipelines.config.run_directory import RunDirectory  # reads settings by `load`, which imports this module
+
     place = _find(source)
+    if place.checkpoint is not None:
+        RunDirectory(place.directory).load_document()  # grants the modules that this user typed when the run was made
     try:
         if place.checkpoint is None:
             record = read_record(place.directory)
         else:
             record = read_sealed(place.checkpoint / "checkpoint.json")
-        agent, context = record["agent"], record["context_length"]
+        agent, context = record.get("agent"), record.get("context_length")
         if not isinstance(agent, dict) or not isinstance(context, int):
-            raise ValueError("its record lacks the settings of its agent")
-    except (*UNREADABLE, KeyError) as error:
+            raise Mismatch("its record lacks the settings of its agent")
+    except UNREADABLE as error:
         if place.checkpoint is None:
             raise make_damage_error(place.directory, error) from error
         text = f"checkpoint '{place.checkpoint}' is damaged: {reason(error)}"
