@@ -56,7 +56,7 @@ class Collecting(Protocol):
         call."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the last call of `collect`, even if it failed."""
+        """Summarise the last call of `collect`, even if it failed."""
 
     def seal(self) -> None:
         """Make everything stored so far visible to readers."""
@@ -104,11 +104,11 @@ class LakeSink:
 
     @property
     def is_open(self) -> bool:
-        """Return whether anything may have been written."""
+        """Whether anything may have been written."""
         return self._opened is not None
 
     def open(self) -> tuple[Lake, Writer]:
-        """Return the lake and its writer; the first call creates or opens the lake and registers the collector."""
+        """Create or open the lake and register the collector, at the first call; return the lake and its writer."""
         if self._opened is None:
             plan, settings = self._plan, self._plan.settings
             lake = self._existing or open_lake(plan)
@@ -331,7 +331,7 @@ def stored_steps(lake: Lake, collector: str) -> int:
 
 
 def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
-    """Return the steps stored by `collector`, if any, and by each of its numbered collectors: NAME.0, NAME.1, ..."""
+    """Count the steps of `collector`, if it has stored any, and of its numbered collectors NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:
         expired = _family(count_expired_steps(lake.storage), collector)
@@ -353,8 +353,8 @@ def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
     return dict(rows)
 
 
-def numbered(collector: str, number: int) -> str:
-    """Return the name of one of several collectors that share the work of `collector`."""
+def add_number(collector: str, number: int) -> str:
+    """Name one of several collectors that share the work of `collector`."""
     return f"{collector}.{number}"
 
 

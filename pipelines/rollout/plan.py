@@ -77,7 +77,7 @@ class Seeds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectingPlan:
-    """How a collector acts, and where its episodes go: into the lake at `place`, under `name`.
+    """A collector: how it acts, and where its episodes go, into the lake at `place` under `name`.
 
     `behaviour` describes how it acts, for the collector's record; None in a chain, which explores on its schedule
     unless `collect.explore` is false. `replace`: remove an existing lake before the first episode is written. `policy`
@@ -99,7 +99,7 @@ class CollectingPlan:
     together: int = 0
 
     def share(self, number: int, **changes: Any) -> CollectingPlan:
-        """Return the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
+        """Derive the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
         settings = self.settings.model_copy(update={"lake": LakeSettings(compact=False)})
         place = self.place if isinstance(self.place, str) else self.place.absolute()
         return replace(self, settings=settings, place=place, replace=False, number=number, **changes)
@@ -112,11 +112,11 @@ class CollectingPlan:
 
     @property
     def sharers(self) -> int:
-        """How many collectors share the work, and the schedule of exploration."""
+        """The number of collectors that share the work, and the schedule of exploration."""
         return 1 if self.number is None else self.settings.collect.collectors
 
     def count_workers(self) -> int:
-        """Return the number of processes that step the environments."""
+        """Count the processes that step the environments."""
         return workers(self.settings.env, self.settings.collect, actors=self.actors)
 
     def draw_seeds(self, before: int) -> Seeds:
@@ -205,11 +205,11 @@ class PolicyForm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """What an evaluation plays, and by which policy: a checkpoint, or the `form` of a bundle.
+    """An evaluation: the tasks that are played, and the policy that plays them, a checkpoint or the `form` of a bundle.
 
-    `tasks`: those to play in turn; without, each kind of task alike. `actors` are the first `offset` of `total`, which
-    `sharers` processes share; None: all actors of the settings. What actors play, and how the policy samples, does not
-    depend on who plays the others.
+    `tasks` are played in turn; without any, each kind of task is played equally often. `place`: the actors of this
+    process, if it is one of `sharers` that play together (None: all actors). An actor's tasks and the samples of its
+    policy do not depend on the process that plays the others.
     """
 
     settings: Settings
@@ -229,7 +229,7 @@ class EvaluationPlan:
         return min(self.wanted.actors, self.wanted.episodes)
 
     def with_evaluate(self, wanted: EvaluateSettings) -> EvaluationPlan:
-        """Return a plan that differs in its table `evaluate`."""
+        """Replace the table `evaluate`."""
         return replace(self, settings=self.settings.model_copy(update={"evaluate": wanted}))
 
     def share(self, count: int) -> list[EvaluationPlan]:

@@ -62,7 +62,7 @@ def run(
             name = name_in_run(behaviour, directory)
         else:
             name = name_in_lake(behaviour, settings.env, settings.seed)
-            stack.enter_context(collectors.filling(where, name))
+            stack.enter_context(collectors.hold_name(where, name))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared
 

@@ -338,7 +338,7 @@ class ChainRunner:
     def summary(self, *, seconds: float, status: str) -> Result:
         """Return the chain's result: final figures, and the labelled evaluations as a table and a picture."""
         labelled = self.directory.load_record().get("labelled", {})
-        found = {label: evaluate.stored(self.directory.evaluations / name) for label, name in labelled.items()}
+        found = {label: evaluate.read_stored(self.directory.evaluations / name) for label, name in labelled.items()}
         reports = {label: report for label, report in found.items() if report is not None}
         tables: list[Table] = [table for report in reports.values() for table in evaluation_tables.tables(report)[:1]]
         outputs = [self.directory.path]

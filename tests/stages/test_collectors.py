@@ -19,7 +19,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import collector as rollout_collector
-from pipelines.rollout.collector import Collector, numbered, stored_by_collector, stored_steps
+from pipelines.rollout.collector import Collector, add_number, stored_by_collector, stored_steps
 from pipelines.rollout.plan import CollectingPlan, draw_seeds
 from pipelines.stages import run as chain
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup, level
@@ -131,7 +131,7 @@ def test_another_number_of_collectors_counts_the_steps_of_all(tmp_path: Path) ->
         assert alone.before == 160
         assert alone.collect(200, lambda event: None)["steps"] == 40
     assert stored_steps(Lake(tmp_path / "lake"), "c") == 200
-    assert numbered("c", 12) == "c.12"
+    assert add_number("c", 12) == "c.12"
 
 
 def test_only_the_driver_keeps_the_lake_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
