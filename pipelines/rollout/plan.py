@@ -76,7 +76,7 @@ class Seeds(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectingPlan:
+class CollectionPlan:
     """A collector: how it acts, and where its episodes go, into the lake at `place` under `name`.
 
     `behaviour` describes how it acts, for the collector's record; None in a chain, which explores on its schedule
@@ -98,7 +98,7 @@ class CollectingPlan:
     before: int | None = None
     together: int = 0
 
-    def share(self, number: int, **changes: Any) -> CollectingPlan:
+    def share(self, number: int, **changes: Any) -> CollectionPlan:
         """Derive the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
         settings = self.settings.model_copy(update={"lake": LakeSettings(compact=False)})
         place = self.place if isinstance(self.place, str) else self.place.absolute()
@@ -149,6 +149,7 @@ class CollectingPlan:
             seed=seed,
             legal=LegalActions(mask, spec.spaces) if mask else None,
         )
+        # A collector that was added later begins where the others are, not at the start of the schedule.
         exploration.steps = max(before, self.together // self.sharers) // self.actors
         return exploration
 

@@ -27,15 +27,15 @@ from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import (
+    AnyCollector,
     Begin,
-    Collecting,
     Collector,
     add_number,
     keep_within,
     open_lake,
     stored_by_collector,
 )
-from pipelines.rollout.plan import CollectingPlan, MakePolicy, RunName
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, RunName
 from pipelines.rollout.policies import Acting
 from pipelines.stages.engines import POLL_SECONDS, make_engine, restart_notice
 from pipelines.stages.tasks import Channel, Engine, RunningTask, raised
@@ -48,9 +48,9 @@ _SUMS = (
 _BY_EPISODES, _BY_STEPS = ("return_mean", "success_mean"), ("epsilon", "policy_share", "env_share", "epsilon_progress")
 
 
-def make_collecting(
-    plan: CollectingPlan, *, begin: Begin | None = None, ends: bool = False, listener: Listener = silent
-) -> Collecting:
+def make_collectors(
+    plan: CollectionPlan, *, begin: Begin | None = None, ends: bool = False, listener: Listener = silent
+) -> AnyCollector:
     """Make the collectors of a stage: as many as `collect.collectors`. `ends`: `collect` is called once."""
     if plan.settings.collect.collectors > 1:
         return CollectorGroup(plan, begin=begin, ends=ends, listener=listener)
@@ -80,7 +80,7 @@ class CollectorTask:
     """One of several collectors, as a task. It posts "ready" once, and "collected" with its metrics after each
     order."""
 
-    plan: CollectingPlan
+    plan: CollectionPlan
     lock: Path
 
     def __call__(self, channel: Channel) -> None:
@@ -93,7 +93,7 @@ class CollectorTask:
                 channel.post("ready", ReadyCollector(spec=collector.env.spec, before=collector.before))
                 while (order := channel.receive()) is not None:
                     collector.sink.name, collector.sink.run = order.name, order.run or collector.sink.run
-                    changed = None
+                    changed = None  # loading a checkpoint takes seconds: an unchanged policy acts on
                     if policy is not None and order.policy is not None and order.policy != policy.make:
                         policy.make, changed = order.policy, policy
                     metrics = collector.collect(order.target, channel.listen, policy=changed)
@@ -152,7 +152,7 @@ class CollectorGroup:
 
     def __init__(
         self,
-        plan: CollectingPlan,
+        plan: CollectionPlan,
         *,
         begin: Begin | None = None,
         ends: bool = False,
