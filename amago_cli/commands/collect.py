@@ -134,7 +134,7 @@ def collect(
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
     from amago_cli.configuration import Request, exclude, preview, read_plan, refuse_idle_engine, stored
-    from pipelines.config.effects import acting_keys, imports_source, refuse_unused
+    from pipelines.config.changes import acting_keys, imports_source, refuse_unused
     from pipelines.config.lakes import located
     from pipelines.config.run_directory import RunDirectory
     from pipelines.config.source import SourceSettings

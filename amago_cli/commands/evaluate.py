@@ -99,8 +99,8 @@ def evaluate(
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
     from amago_cli.configuration import Request, preview, refuse_idle_engine
+    from pipelines.config.changes import refuse_unused
     from pipelines.config.checkpoint_place import locate
-    from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError

@@ -73,8 +73,8 @@ def export(
     Example: amago export runs/quickstart --format parquet --where success
     """
     from amago_cli.configuration import Request, preview
+    from pipelines.config.changes import refuse_unused
     from pipelines.config.checkpoint_place import locate
-    from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError

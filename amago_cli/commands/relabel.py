@@ -51,7 +51,7 @@ def relabel(
     """
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import directory, locate, only
-    from pipelines.config.effects import refuse_unused
+    from pipelines.config.changes import refuse_unused
 
     source, request = only(from_lake), Request(common, common.named)
     refuse_unused("relabel", request.keys)

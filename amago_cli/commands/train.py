@@ -86,7 +86,7 @@ def train(
     from amago_cli.configuration import Request, exclude, preview, read_plan, stored
     from amago_cli.lakes import locate
     from amago_cli.ranks import launched
-    from pipelines.config.effects import refuse_unused
+    from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.stages.library import shares, training_run

@@ -1,14 +1,16 @@
-"""Which settings belong to a stage, and which of them may differ between invocations or entries of a chain."""
+"""The settings of a stage: those that it reads, those that determine its result, and those that may change between
+invocations or entries of a chain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from pipelines.config.base import Change
 from pipelines.config.settings import Settings
+from pipelines.errors import UsageError
 
 # Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +38,17 @@ STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
     "ingest": frozenset(),
     "train": frozenset({"steps", "lakes"}),
 }
+# Tables and keys that a stage reads. Only what a call gives by itself must be among them: a file or a stored
+# configuration describes all stages of a run.
+_READ: Mapping[str, tuple[str, ...]] = {
+    "collect": ("env", "exploration", "collect", "lake", "source", "seed", "agent.action_mask", "train.threads"),
+    "relabel": ("relabel", "seed"),
+    "train": ("size", "agent", "init", "train", "track", "env", "seed"),
+    "evaluate": ("env", "evaluate", "collect", "agent", "track", "train.threads"),
+    "export": ("export", "evaluate", "env", "collect", "agent", "train.threads"),
+}
+# An import writes segments as a collector does, and nothing else of [collect] concerns it.
+_OF_IMPORTS = ("collect.seal_seconds",)
 
 
 def find_mark(key: str) -> Change | None:
@@ -52,11 +65,46 @@ def find_mark(key: str) -> Change | None:
 
 
 def keeps_scores(key: str) -> bool:
-    """Return whether runs that differ in this setting can be ranked together."""
+    """Check whether runs that differ in this setting can be ranked together."""
     return find_mark(key) is Change.PACING
 
 
 def may_change(key: str, *, stage: str = "") -> bool:
-    """Return whether a setting may change between two invocations of an experiment, or of one `stage` of it."""
+    """Check whether a setting may change between two invocations of an experiment, or of one `stage` of it."""
     mark = find_mark(key)
     return mark in (Change.PACING, Change.TARGET) or (mark is Change.BEHAVIOUR and stage == "collect")
+
+
+def refuse_unused(stage: str, keys: Collection[str]) -> None:
+    """Raise UsageError if `stage` would ignore one of the dotted `keys`."""
+    unused = [key for key in keys if key != "profile" and not is_in(key, _READ[stage])]
+    if unused:
+        read = ", ".join(f"[{name}]" if "." not in name else name for name in _READ[stage])
+        raise UsageError(
+            f"amago {stage} does not use {', '.join(unused)}",
+            hint=f"it uses {read}; only a new run records other settings, for its other stages",
+        )
+
+
+def imports_source(source: str, *, is_typed: bool, acting: Sequence[str]) -> bool:
+    """Decide whether a collect imports `source` instead of playing: unless options about acting were typed.
+
+    `source` is "" where neither the call nor its run has one; `acting` are the options about acting, as they were
+    typed. UsageError if this call asks for both.
+    """
+    if is_typed and acting:
+        raise UsageError(
+            f"{', '.join(acting)} and --from exclude each other", hint="a dataset is imported without acting"
+        )
+    return bool(source) and not acting
+
+
+def acting_keys(keys: Collection[str]) -> list[str]:
+    """Select the dotted `keys` that an import would ignore."""
+    tables = ("collect", "exploration", "agent", "train")
+    return [key for key in keys if is_in(key, tables) and key not in _OF_IMPORTS]
+
+
+def is_in(key: str, tables: Collection[str]) -> bool:
+    """Check whether a dotted key is one of `tables`, or in one of them."""
+    return any(key == table or key.startswith(f"{table}.") for table in tables)

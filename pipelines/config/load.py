@@ -187,7 +187,7 @@ def resolve(
     wanted = fold(recipe, assignments, stored=stored, size=size, source=source)
     if _is_size(wanted.get("size")):  # what no layer gives
         wanted = merge(sizes.preset(wanted["size"], sizes.sequence_kind(wanted)), wanted)
-    settings, problems = _validated(wanted, env_model)
+    settings, problems = _validate(wanted, env_model)
     whole = merge(_beneath(recipe, stored), recipe) | ({"size": size} if size and "size" not in recipe else {})
     problems += _profile_problems(whole, wanted.get("profile"), env_model)
     refuse(problems, source)
@@ -209,7 +209,7 @@ def _lay_warm_start(
 
 
 def _beneath(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a run has stored, without its profile where the recipe has others."""
+    """Copy what a run has stored, without its profile where the recipe has others."""
     return {key: value for key, value in (stored or {}).items() if key != "profile" or PROFILES not in recipe}
 
 
@@ -229,7 +229,7 @@ def _is_size(size: Any) -> bool:
 def _find_profile(
     recipe: Mapping[str, Any], stored: Mapping[str, Any], assignments: Assignments, source: str
 ) -> dict[str, Any]:
-    """Return the profile that an assignment, or else the recipe, chooses; empty if none.
+    """Find the profile that an assignment, or else the recipe, chooses; empty if none.
 
     A document that names a profile but has none was recorded by a run, with the profile already applied.
     """
@@ -248,7 +248,7 @@ def _find_profile(
 
 
 def _assign_all(document: Mapping[str, Any], assignments: Assignments) -> dict[str, Any]:
-    """Return a copy with every assignment. The tag of a table comes first, since it drops the table's old keys."""
+    """Make every assignment in a copy. The tag of a table comes first, since it drops the table's old keys."""
     assigned = copy.deepcopy(dict(document))
     for path, value in sorted(assignments, key=lambda item: TAGS.get((*item[0][:-1],), ("",))[0] != item[0][-1]):
         assign(assigned, path, value)
@@ -256,7 +256,7 @@ def _assign_all(document: Mapping[str, Any], assignments: Assignments) -> dict[s
 
 
 def where_installed(env_model: EnvModel) -> EnvModel:
-    """Return `env_model`, except that an environment whose packages are missing accepts any parameter."""
+    """Wrap `env_model` such that an environment whose packages are missing accepts any parameter."""
 
     def model(name: str) -> type[BaseModel]:
         try:
@@ -271,8 +271,8 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def _validated(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
-    """Return the settings, unless they have errors, and all errors."""
+def _validate(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
+    """Validate the settings; return them, unless they have errors, and all errors."""
     problems: list[str] = []
     settings: Settings | None = None
     try:
@@ -297,20 +297,20 @@ def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvModel) -> list[str]:
-    """Return errors of the profiles that are not chosen, beyond those of the recipe itself."""
+    """List errors of the profiles that are not chosen, beyond those of the recipe itself."""
     if PROFILES not in document:
         return []
     profiles = document[PROFILES]
     if not isinstance(profiles, Mapping):
         return [f"{PROFILES}: input should be a table of profiles"]
     plain = {key: value for key, value in document.items() if key not in (PROFILES, "profile")}
-    known = set(_validated(plain, env_model)[1])
+    known = set(_validate(plain, env_model)[1])
     problems = []
     for name, profile in profiles.items():
         if not isinstance(profile, Mapping):
             problems.append(f"{PROFILES}.{name}: input should be a table")
         elif name != chosen:
-            faults = _validated(merge(plain, profile), where_installed(env_model))[1]
+            faults = _validate(merge(plain, profile), where_installed(env_model))[1]
             problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
     return problems
 

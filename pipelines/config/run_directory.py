@@ -203,7 +203,9 @@ class RunDirectory:
         """Record how the stage ended, if it was recorded as begun; without room on the disk, nothing."""
         if not self._begun:
             return
-        status = "done" if error is None else "interrupted" if _is_interruption(error) else "failed"
+        status = (
+            "done" if error is None else "interrupted" if isinstance(error, Interrupted) or is_stop(error) else "failed"
+        )
         end: dict[str, Any] = {"status": status, "ended": _now()}
         if error is not None:
             end["error"] = (str(error) or type(error).__name__)[:_LONGEST_ERROR]
@@ -291,10 +293,6 @@ def _is_open(key: str, stored: Mapping[str, Any]) -> bool:
 
 def _owned(stage: str) -> tuple[str, ...]:
     return (*STAGE_TABLES[stage], "seed")
-
-
-def _is_interruption(error: BaseException) -> bool:
-    return isinstance(error, Interrupted) or is_stop(error)
 
 
 def _now() -> str:

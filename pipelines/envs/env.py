@@ -299,7 +299,7 @@ def try_call(
     """Call the environment, and return its result and failures. An exception of the whole environment counts as a
     failure of all actors (in `mask`), without a result.
 
-    Errors of our own are raised, except those of the type `blame`: a worker process cannot tell them from the
+    Errors of our own are raised, except those of the type `blame`: in a worker process they count as the
     environment's.
     """
     try:

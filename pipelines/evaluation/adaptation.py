@@ -31,7 +31,7 @@ class Adaptation:
 
     @property
     def apart(self) -> bool:
-        """Return whether the last attempt is better than the first and their intervals do not overlap."""
+        """Whether the last attempt is better than the first and their intervals do not overlap."""
         return bool(self.low[-1] > self.high[0])
 
 
@@ -49,7 +49,7 @@ def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
 
 
 def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
-    """Return plain data for JSON: means and 95% intervals of return and success, by task and by attempt.
+    """Compute, as plain data for JSON, means and 95% intervals of return and success, by task and by attempt.
 
     `per_task` maps a task to its episodes and means; it is empty if tasks may be unique to episodes (more than a
     thousand tasks, or as many as episodes), unless `every_task` is set. `per_attempt` is empty without attempts;
@@ -66,7 +66,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
         "length_mean": float(results.lengths.mean()),
         "per_task": _per_task(results, every_task),
         "per_attempt": [],
-        **published(results, seed=seed),
+        **published_figures(results, seed=seed),
     }
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())
@@ -85,7 +85,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
 
 
 def example(spec: EnvSpec) -> dict[str, Any]:
-    """Return metrics of a made-up episode: their names are those that `metrics` returns for episodes of `spec`."""
+    """Compute metrics of a made-up episode: their names are those that `metrics` returns for episodes of `spec`."""
     attempts = None if spec.num_attempts == 1 else np.zeros((1, spec.num_attempts or _MOST_ATTEMPTS))
     nothing = EpisodeResults(
         spec=replace(spec, score=None),
@@ -116,14 +116,15 @@ def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, 
     return table
 
 
-def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
+def published_figures(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     """`return_p20` (the 20th percentile of the tasks' mean returns), and what the environment's papers report.
 
     With a `spec.score` called s: `s_mean` with `s_ci95`, and `s_median`, over the games (or other groups) played, which
     `s_over` lists; absent if the bounds of one are not published. With achievements: the share of episodes that had
     each, and their score.
     """
-    figures: dict[str, Any] = {"return_p20": _return_percentile(results, 20)}
+    means = [float(results.returns[chosen].mean()) for chosen in _by_task(results.tasks).values()]
+    figures: dict[str, Any] = {"return_p20": float(np.percentile(means, 20))}  # as Nikulin et al., 2024
     if results.spec.score is not None:
         figures |= _normalised(results, results.spec.score, seed)
     if results.achieved is not None:
@@ -133,14 +134,8 @@ def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     return figures
 
 
-def _return_percentile(results: EpisodeResults, percent: float) -> float:
-    """Return a percentile over tasks of their mean return (Nikulin et al., 2024, use the 20th)."""
-    means = [float(results.returns[chosen].mean()) for chosen in _by_task(results.tasks).values()]
-    return float(np.percentile(means, percent))
-
-
 def achievement_score(rates: np.ndarray) -> float:
-    """Return Crafter's score, in percent: the geometric mean over achievements of their success rates, with 1% added
+    """Compute Crafter's score, in percent: the geometric mean over achievements of their success rates, with 1% added
     before and subtracted after (Hafner, 2022).
 
     >>> round(achievement_score(np.array([1.0, 0.0])), 3)
@@ -150,7 +145,7 @@ def achievement_score(rates: np.ndarray) -> float:
 
 
 def _by_task(tasks: tuple[str, ...]) -> dict[str, list[int]]:
-    """Return the indices of each task's episodes."""
+    """List the indices of each task's episodes."""
     members: dict[str, list[int]] = defaultdict(list)
     for index, task in enumerate(tasks):
         members[task].append(index)

@@ -190,31 +190,31 @@ def film(
     return [camera.films[number] for number in episodes]
 
 
-def captioned(film: Film, *, has_success: bool, attempts: int | None) -> Iterator[np.ndarray]:
+def add_caption(film: Film, *, has_success: bool, attempts: int | None) -> Iterator[np.ndarray]:
     """Yield the frames of a video: each picture with attempt, step, reward, return and value beneath it."""
     returns = np.cumsum([0.0, *film.rewards])
     for number, picture in enumerate(film.frames):
         value = film.values[number] if film.values is not None and number < film.length else None
         attempt, paid = f"attempt {film.attempt[number]}", film.rewards[number - 1] + 0.0 if number else 0.0  # no -0
         cells = [
-            _fitting(f"step {number}/{film.length}", f"step {number}"),
-            "" if attempts == 1 else _fitting(f"{attempt}/{attempts}" if attempts else attempt, attempt),
+            _fit(f"step {number}/{film.length}", f"step {number}"),
+            "" if attempts == 1 else _fit(f"{attempt}/{attempts}" if attempts else attempt, attempt),
             f"solved {film.solved[number]}" if has_success else "",
-            _fitting(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
-            _fitting(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
-            "" if value is None else _fitting(f"value {value:.2f}", f"value {value:.3g}"),
+            _fit(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
+            _fit(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
+            "" if value is None else _fit(f"value {value:.2f}", f"value {value:.3g}"),
         ]
         shown = enlarged(picture, WIDTH // 2 + 1)
         yield np.concatenate([shown, _caption(cells, shown.shape[1])])
 
 
-def _fitting(text: str, shorter: str) -> str:
-    """Return `text` if it fits a caption's cell."""
+def _fit(text: str, shorter: str) -> str:
+    """Choose `text` if it fits a caption's cell."""
     return text if len(text) <= _CELL else shorter
 
 
 def _caption(cells: Sequence[str], width: int) -> np.ndarray:
-    """Return a strip with the cells in two rows of three."""
+    """Draw a strip with the cells in two rows of three."""
     rows, columns = (cells[:3], cells[3:]), 3
     scale = int(np.clip(width // (columns * _CELL * (GLYPH[1] + 1)), 1, 3))
     line = (GLYPH[0] + _LINE_GAP) * scale

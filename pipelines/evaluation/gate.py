@@ -78,7 +78,7 @@ def _clause(text: str, requirement: str) -> _Clause:
 
 
 def value(metric: str, metrics: Mapping[str, Any]) -> float:
-    """Return the number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its
+    """Find the number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its
     success, otherwise its return). UsageError if there is none."""
     metric, _, part = metric.partition(".")
     name, *_ = metric.split("[")

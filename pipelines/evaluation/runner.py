@@ -49,7 +49,7 @@ class EpisodeResults:
 
     @property
     def steps(self) -> int:
-        """Return the number of environment steps of the counted episodes."""
+        """The number of environment steps of the counted episodes."""
         return int(self.lengths.sum())
 
 
@@ -71,7 +71,7 @@ def evaluate(
     played = play_episodes(
         env, policy, episodes=episodes, exploration=exploration, listener=listener, stage=stage, stop=stop
     )
-    return joined(env.spec, played, perf_counter() - began)
+    return join_results(env.spec, played, perf_counter() - began)
 
 
 def play_episodes(
@@ -112,8 +112,8 @@ def play_episodes(
     return [found[number] for number in numbers]
 
 
-def joined(spec: EnvSpec, played: Iterable[Episode], seconds: float) -> EpisodeResults:
-    """Return the results of all episodes, which may have been played in parts."""
+def join_results(spec: EnvSpec, played: Iterable[Episode], seconds: float) -> EpisodeResults:
+    """Order the results of all episodes, which may have been played in parts."""
     ordered = sorted(played, key=lambda episode: episode.number)
     attempts = attempt_returns = None
     if spec.num_attempts != 1:

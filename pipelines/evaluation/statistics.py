@@ -14,7 +14,7 @@ _CHUNK = 2**22  # indices drawn at a time
 def bootstrap_ci(
     values: np.ndarray, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return (low, high) of the mean of `values` (E,), by the percentile bootstrap (Efron, 1979). The same seed gives
+    """Estimate (low, high) of the mean of `values` (E,), by the percentile bootstrap (Efron, 1979). The same seed gives
     the same interval. One value gives an interval of width 0, no value a ValueError.
 
     >>> bootstrap_ci(np.ones(10))
@@ -27,7 +27,7 @@ def bootstrap_ci(
 def bootstrap_ci_columns(
     values: np.ndarray, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return intervals (A,), (A,) of the column means of `values` (E, A); the columns of an episode are drawn
+    """Estimate intervals (A,), (A,) of the column means of `values` (E, A); the columns of an episode are drawn
     together."""
     table = np.asarray(values, dtype=np.float64)
     count = len(table)
@@ -50,7 +50,7 @@ def bootstrap_ci_columns(
 def mean_of_strata_ci(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
+    """Estimate the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
     drawn within each stratum.
 
     >>> mean_of_strata_ci([np.ones(3), 3 * np.ones(5)])
@@ -64,7 +64,7 @@ def mean_of_strata_ci(
 
 
 def iqm(values: np.ndarray) -> float:
-    """Return the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
+    """Compute the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
     `values`.
 
     >>> iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
@@ -77,7 +77,7 @@ def iqm(values: np.ndarray) -> float:
 def stratified_ci(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
+    """Estimate the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
     task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
 
     >>> stratified_ci([np.ones(3), np.ones(2)])

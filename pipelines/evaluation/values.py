@@ -50,7 +50,7 @@ class Values:
         self.discounts: tuple[float, ...] = self._agent.gammas
 
     def __call__(self, trajectory: Trajectory, schema: Schema, *, offset: int = 0) -> dict[str, np.ndarray]:
-        """Return each of `FIGURES`: (T, discounts) float32, in reward units; NaN where the agent does not have it
+        """Compute each of `FIGURES`: (T, discounts) float32, in reward units; NaN where the agent does not have it
         (`action_gap` and `agreement` need critics with a value for each action). InputMissing if the trajectory's
         spaces differ from those of the agent. `offset`: the step at which the given part of a longer trajectory
         begins."""

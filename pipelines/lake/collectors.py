@@ -71,7 +71,7 @@ class _CollectorRecord(Form):
     processes: list[_ProcessRecord] = Field(default_factory=list)
 
 
-def filling(lake: Path | str, collector: str) -> AbstractContextManager[None]:
+def hold_name(lake: Path | str, collector: str) -> AbstractContextManager[None]:
     """Hold the name of a collector in a lake that need not exist yet; Locked if another process fills it under that
     name."""
     busy = f"lake '{lake}' is being filled with '{collector}'"
@@ -109,7 +109,7 @@ def add_policy(
 
 
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
-    """Return a collector's record; None if it cannot be read."""
+    """Read a collector's record; None if it cannot be read."""
     try:
         return parse_object(lake.storage.read(_key(collector)), _CollectorRecord)
     except OSError:
@@ -117,7 +117,7 @@ def read(lake: Lake, collector: str) -> dict[str, Any] | None:
 
 
 def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
-    """Return the records of all collectors by name."""
+    """Read the records of all collectors by name."""
     found: dict[str, dict[str, Any]] = {}
     for name in sorted(lake.storage.names(FOLDER)):
         if not name.endswith(".json") or name.startswith("."):
@@ -132,7 +132,7 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
 
 
 def table(lake: Lake) -> pa.Table:
-    """Return a row for every collector: `collector`, `run` (its directory), `run_id`, `env`, `seed`, `started`, of its
+    """List a row for every collector: `collector`, `run` (its directory), `run_id`, `env`, `seed`, `started`, of its
     newest process `host`, `pid` and `process_started`, and the number of `processes`.
     """
     rows = []
@@ -156,12 +156,12 @@ def table(lake: Lake) -> pa.Table:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """Return eight characters of a hash of `facts`, for a collector's name."""
+    """Hash `facts` to eight characters, for a collector's name."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def place(path: Path) -> dict[str, str]:
-    """Return a directory as given and as an absolute path."""
+    """Describe a directory as given and as an absolute path."""
     return {"path": str(path), "absolute": str(Path(path).resolve())}
 
 

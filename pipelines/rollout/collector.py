@@ -28,7 +28,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.plan import CollectingPlan, MakePolicy
+from pipelines.rollout.plan import CollectionPlan, MakePolicy
 from pipelines.rollout.policies import Acting
 from pipelines.rollout.rollout import Recording, Rollout
 
@@ -39,7 +39,7 @@ Begin = Callable[[EnvSpec], str]
 of the collector."""
 
 
-class Collecting(Protocol):
+class AnyCollector(Protocol):
     """One collector, or several that share its work; environments and unfinished episodes stay alive between calls of
     `collect`."""
 
@@ -56,7 +56,7 @@ class Collecting(Protocol):
         call."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the last call of `collect`, even if it failed."""
+        """Summarise the last call of `collect`, even if it failed."""
 
     def seal(self) -> None:
         """Make everything stored so far visible to readers."""
@@ -77,7 +77,7 @@ class LakeSink:
     trajectory, and `run` may be changed until the lake is open.
     """
 
-    def __init__(self, plan: CollectingPlan, spec: EnvSpec, *, existing: Lake | None = None) -> None:
+    def __init__(self, plan: CollectionPlan, spec: EnvSpec, *, existing: Lake | None = None) -> None:
         self.name, self.run, self.notices = plan.name, plan.run, queue.SimpleQueue[Event]()
         self._plan, self._spec, self._schema, self._existing = plan, spec, Schema(spec.spaces), existing
         if existing is not None:
@@ -104,11 +104,11 @@ class LakeSink:
 
     @property
     def is_open(self) -> bool:
-        """Return whether anything may have been written."""
+        """Whether anything may have been written."""
         return self._opened is not None
 
     def open(self) -> tuple[Lake, Writer]:
-        """Return the lake and its writer; the first call creates or opens the lake and registers the collector."""
+        """Create or open the lake and register the collector, at the first call; return the lake and its writer."""
         if self._opened is None:
             plan, settings = self._plan, self._plan.settings
             lake = self._existing or open_lake(plan)
@@ -137,7 +137,7 @@ class LakeSink:
             self._opened[1].seal()
 
 
-def open_lake(plan: CollectingPlan) -> Lake:
+def open_lake(plan: CollectionPlan) -> Lake:
     """Open or create the lake of a plan, or replace it."""
     if plan.replace:
         shutil.rmtree(plan.place, ignore_errors=True)
@@ -165,9 +165,10 @@ class Collector:
     written; `begin` is called at the first `collect`.
     """
 
-    def __init__(self, plan: CollectingPlan, *, begin: Begin | None = None, listener: Listener = silent) -> None:
+    def __init__(self, plan: CollectionPlan, *, begin: Begin | None = None, listener: Listener = silent) -> None:
         self._plan, self._begin, self._unfinished = plan, begin, 0
         existing = None if plan.replace or plan.before is not None else Lake.find(plan.place)
+        # Counting may take a query of the lake's index, so several collectors are given what their driver has counted.
         counted = stored_steps(existing, plan.name) if existing else 0
         self.before = counted if plan.before is None else plan.before
         seeds = plan.draw_seeds(self.before)
@@ -193,7 +194,7 @@ class Collector:
             )
             self._name_policy()
             self.rollout.begin()
-            stack.pop_all()
+            stack.pop_all()  # from here on, `__exit__` closes the environments
 
     def __enter__(self) -> Collector:
         return self
@@ -331,7 +332,7 @@ def stored_steps(lake: Lake, collector: str) -> int:
 
 
 def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
-    """Return the steps stored by `collector`, if any, and by each of its numbered collectors: NAME.0, NAME.1, ..."""
+    """Count the steps of `collector`, if it has stored any, and of its numbered collectors NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:
         expired = _family(count_expired_steps(lake.storage), collector)
@@ -353,8 +354,8 @@ def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
     return dict(rows)
 
 
-def numbered(collector: str, number: int) -> str:
-    """Return the name of one of several collectors that share the work of `collector`."""
+def add_number(collector: str, number: int) -> str:
+    """Name one of several collectors that share the work of `collector`."""
     return f"{collector}.{number}"
 
 

@@ -89,7 +89,7 @@ def make_evaluation_env(
 
 
 def _candidate(env: EnvSettings, timeout_seconds: float) -> Env:
-    """Return a single actor of the environment, to inspect its spec and time its steps; a user-defined environment runs
+    """Make a single actor of the environment, to inspect its spec and time its steps; a user-defined environment runs
     in a separate process that it may crash."""
     workers = int(is_users(env.name or ""))
     return make_env(env, actors=1, seed=0, workers=workers, timeout_seconds=timeout_seconds)
@@ -103,7 +103,7 @@ def with_actors(
     collects: Sequence[int] = (),
     trial: Callable[[Env, float], Trial | None] = lambda env, longest: env.try_out(longest),
 ) -> CollectSettings:
-    """Return `collect` with numbers in place of "auto" for steps and actors; a resumed run reuses those it has
+    """Replace "auto" by numbers in the steps and actors of `collect`; a resumed run reuses the numbers that it has
     `stored`. `collects`: the step targets of a chain's collects.
 
     More actors speed up the policy when all of them step as one batch, and reduce the number of messages when workers
@@ -128,14 +128,14 @@ def _number(wanted: Any, begun: Any) -> int | None:
 
 
 def collect_steps(collect: CollectSettings) -> int:
-    """Return the number of steps of a collect in a chain."""
+    """Count the steps of a collect in a chain."""
     return STEPS if collect.steps == "auto" else collect.steps
 
 
 def _enough_actors(
     collect: CollectSettings, env: Env, collects: Sequence[int], steps: int, trial: Callable[[Env, float], Trial | None]
 ) -> int:
-    """Return a number of actors at which each finishes an episode in the first of `collects`, so that there is data to
+    """Choose a number of actors at which each finishes an episode in the first of `collects`, so that there is data to
     learn from, and several in total; outside a chain, two within `steps`.
 
     The estimate of an episode's length is that of random play if the first policy is random, otherwise the time limit.
@@ -167,7 +167,7 @@ def _enough_actors(
 
 
 def _quick(seconds: float, *, most: int) -> int:
-    """Return the number of actors, from `FEW` to `most`, at which the rollout loop costs little compared with the
+    """Choose the number of actors, from `FEW` to `most`, at which the rollout loop costs little compared with the
     environment steps."""
     actors = FEW
     while 2 * actors <= most and 0 < seconds * actors < _BATCH_SECONDS:
@@ -176,11 +176,11 @@ def _quick(seconds: float, *, most: int) -> int:
 
 
 def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None) -> int:
-    """Return the number of actors, up to `most`, for environments whose steps take `seconds`: enough to make a message
+    """Choose the number of actors, up to `most`, for environments whose steps take `seconds`: enough to make a message
     to a worker worthwhile, or `few` (`FEW`) if workers would not pay off either way."""
 
     def messages(actors: int) -> int:
-        """Return the number of messages that a step of all actors takes (see `WorkerEnv`)."""
+        """Count the messages that a step of all actors takes (see `WorkerEnv`)."""
         count = share_out(seconds * actors, actors=actors, cores=cores) if workers == "auto" else min(workers, actors)
         return count if count >= max(cores, 2) else 2 * count
 
@@ -194,7 +194,7 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
 
 
 def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together: int | None = None) -> int:
-    """Return the number of processes that step `actors` environments, for one of `together` processes (None: of the
+    """Choose the number of processes that step `actors` environments, for one of `together` processes (None: of the
     collectors) that share the cores: as configured, otherwise based on measured step time. Environments with a time
     limit get one process per core, because a step here could not be interrupted. UsageError if a limit cannot be
     enforced."""
@@ -224,10 +224,10 @@ def require_limit(collect: CollectSettings) -> None:
 
 
 def _cores(collect: CollectSettings, together: int | None = None) -> int:
-    """Return the number of cores for the environments of one of several processes."""
+    """Count the cores for the environments of one of several processes."""
     return max(available_cores() // ((together or collect.collectors) if collect.engine == "local" else 1), 1)
 
 
 def share_out(seconds: float, *, actors: int, cores: int) -> int:
-    """Return the number of processes for environments that take `seconds` to step all actors sequentially."""
+    """Choose the number of processes for environments that take `seconds` to step all actors sequentially."""
     return min(cores, actors, int(seconds / _SHARE_SECONDS)) if seconds >= _WORTH_SECONDS and cores > 1 else 0

@@ -113,7 +113,7 @@ class EpisodeQueue:
 
     @property
     def due(self) -> bool:
-        """Return whether many episodes wait, or none were taken for a while, so that a single episode does not wait
+        """Whether many episodes wait, or none were taken for a while, so that a single episode does not wait
         long."""
         return self._number >= _MANY or (bool(self._heap) and time.monotonic() - self._taken >= _APART_SECONDS)
 
@@ -153,7 +153,7 @@ class EpisodeQueue:
 
 
 def _together(first: FinishedEpisodes, second: FinishedEpisodes) -> bool:
-    """Return whether both batches agree in the fields that are stored once for all their trajectories."""
+    """Check that both batches agree in the fields that are stored once for all their trajectories."""
     if first.trajectories is None or second.trajectories is None:
         return first.trajectories is second.trajectories
     return Infos.of(first.trajectories.infos).shared == Infos.of(second.trajectories.infos).shared

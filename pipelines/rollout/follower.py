@@ -42,7 +42,7 @@ class _PolicySource(Protocol):
         """The name of the policy in lakes."""
 
     def newest(self) -> Hashable | None:
-        """Return what identifies the newest checkpoint; None if there is none. OSError if it cannot be read."""
+        """Identify the newest checkpoint; None if there is none. OSError if it cannot be read."""
 
     def load(self, newest: Any) -> Checkpoint:
         """Load that checkpoint. InputMissing if it is gone, IntegrityError if it is damaged."""
@@ -68,7 +68,7 @@ class RunSource:
         return self._run.identity
 
     def newest(self) -> tuple[int, int] | None:
-        """Return update and time of the newest checkpoint."""
+        """Read update and time of the newest checkpoint."""
         known = numbers(self._run.checkpoints)
         if not known:
             return None
@@ -116,7 +116,7 @@ class _LakeSource:
 
 
 def policy_source(place: str) -> _PolicySource:
-    """Return the source at a run's directory, or at a lake where policies are published."""
+    """Find the source at a run's directory, or at a lake where policies are published."""
     if is_remote(place) or published.followed(place) is not None:
         return _LakeSource(place)
     return RunSource(Path(place))
@@ -152,7 +152,7 @@ class CheckpointFollower:
         self._due = 0.0
 
     def first(self) -> Acting:
-        """Return the current policy. InputMissing if the run was trained for other spaces."""
+        """Load the current policy. InputMissing if the run was trained for other spaces."""
         acting = self.newer()
         if acting is not None:
             return acting
@@ -160,7 +160,7 @@ class CheckpointFollower:
         return random_policy(self._env.spec.spaces, seed=self._seed, action_mask=self._action_mask)
 
     def newer(self) -> Acting | None:
-        """Return the newest checkpoint's policy if it differs from the last one returned; None also if no check
+        """Load the newest checkpoint's policy if it differs from the last one returned; None also if no check
         is due."""
         now = time.monotonic()
         if now < self._due:

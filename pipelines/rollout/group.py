@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -46,7 +47,7 @@ class Recorder:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return the number of actions recorded in each actor's running piece (N,)."""
+        """The number of actions recorded in each actor's running piece (N,)."""
         return self._now - self._first
 
     def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
@@ -78,7 +79,7 @@ class Recorder:
         buffers[RESET][now] = reset
 
     def episodes(self, actors: np.ndarray) -> tuple[dict[str, np.ndarray], list[int]]:
-        """Return a copy of all rows of the running pieces of `actors` (m,), concatenated, and their lengths T + 1."""
+        """Copy all rows of the running pieces of `actors` (m,), concatenated, and their lengths T + 1."""
         rows = self._now + 1 - self._first[actors]
         step = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows - self._first[actors], rows)
         place = step * len(self._first) + np.repeat(actors, rows)  # in the buffer as one row after another, which is
@@ -88,7 +89,7 @@ class Recorder:
         return taken, rows.tolist()
 
     def prefix(self, actor: int) -> dict[str, np.ndarray]:
-        """Return a copy of the episode's rows before the newest, on which the policy has already acted: all T of them,
+        """Copy the episode's rows before the newest, on which the policy has already acted: all T of them,
         or the last of them if the episode was cut."""
         first = int(self._oldest()[actor])
         return {name: buffer[first : self._now, actor].copy() for name, buffer in self._buffers.items()}
@@ -98,7 +99,7 @@ class Recorder:
         self._first[actors] = self._now
 
     def _oldest(self) -> np.ndarray:
-        """Return the first row (N,) of each episode that is needed: for its running piece, or among the `kept` ones."""
+        """Find the first row (N,) of each episode that is needed: for its running piece, or among the `kept` ones."""
         return np.maximum(self._begun, np.minimum(self._first, self._now - self._kept))
 
     def _make_room(self) -> None:
@@ -166,7 +167,7 @@ class ActorGroup:
             self._names[actor], self._told[actor] = "", 0
 
     def running(self, least: int) -> np.ndarray:
-        """Return the actors whose running piece has at least `least` >= 1 steps."""
+        """Find the actors whose running piece has at least `least` >= 1 steps."""
         assert self.recorder is not None
         return np.flatnonzero((self.time > 0) & (self.recorder.lengths >= least))
 
@@ -218,7 +219,9 @@ class ActorGroup:
                 total_reward=returns[i],
                 success=success[i],
                 attempts=attempts[i],
-                attempt_returns=_differences(self._paid[actor]) if spec.num_attempts != 1 else (),
+                attempt_returns=tuple(after - before for before, after in pairwise((0.0, *self._paid[actor])))
+                if spec.num_attempts != 1
+                else (),
                 achieved=achieved[i],
             )
             for i, actor in enumerate(actors.tolist() if summarised else ())
@@ -253,7 +256,7 @@ class ActorGroup:
         *,
         truncated: bool,
     ) -> Trajectories:
-        """Return the running pieces of `actors` with their facts, `known` among them; `truncated`: their last rows are
+        """Copy the running pieces of `actors` with their facts, `known` among them; `truncated`: their last rows are
         to be marked, as the environment has not ended the episodes."""
         assert self.recorder is not None
         spec, lengths, numbers = self.env.spec, self.recorder.lengths[actors], actors.tolist()
@@ -284,7 +287,7 @@ class ActorGroup:
         return lost
 
     def not_finite(self, result: StepResult) -> list[EnvFailure]:
-        """Return a failure for each actor with a reward or an observation that is not finite."""
+        """Report each actor with a reward or an observation that is not finite."""
         found = []
         columns = {"reward": result.reward} | {name: result.observation[name] for name in self._floats}
         for name, column in columns.items():
@@ -296,10 +299,6 @@ class ActorGroup:
                 )
                 found.append(EnvFailure(actors=(actor,), message=message))
         return found
-
-
-def _differences(totals: Sequence[float]) -> tuple[float, ...]:
-    return tuple(after - before for before, after in zip([0.0, *totals], totals, strict=False))
 
 
 def next_to_end(groups: Sequence[ActorGroup]) -> ActorGroup:
@@ -318,7 +317,7 @@ def next_to_end(groups: Sequence[ActorGroup]) -> ActorGroup:
 
 
 def mean_epsilon(groups: Sequence[ActorGroup]) -> float:
-    """Return the mean exploration rate over all steps of `groups`; 0 before the first."""
+    """Average the exploration rate over all steps of `groups`; 0 before the first."""
     rates, steps = zip(*(group.explored for group in groups), strict=True)
     return sum(rates) / max(sum(steps), 1)
 

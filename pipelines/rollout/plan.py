@@ -76,8 +76,8 @@ class Seeds(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectingPlan:
-    """How a collector acts, and where its episodes go: into the lake at `place`, under `name`.
+class CollectionPlan:
+    """A collector: how it acts, and where its episodes go, into the lake at `place` under `name`.
 
     `behaviour` describes how it acts, for the collector's record; None in a chain, which explores on its schedule
     unless `collect.explore` is false. `replace`: remove an existing lake before the first episode is written. `policy`
@@ -98,8 +98,8 @@ class CollectingPlan:
     before: int | None = None
     together: int = 0
 
-    def share(self, number: int, **changes: Any) -> CollectingPlan:
-        """Return the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
+    def share(self, number: int, **changes: Any) -> CollectionPlan:
+        """Derive the plan of one of several collectors, which leaves the upkeep of the lake to their driver."""
         settings = self.settings.model_copy(update={"lake": LakeSettings(compact=False)})
         place = self.place if isinstance(self.place, str) else self.place.absolute()
         return replace(self, settings=settings, place=place, replace=False, number=number, **changes)
@@ -112,11 +112,11 @@ class CollectingPlan:
 
     @property
     def sharers(self) -> int:
-        """How many collectors share the work, and the schedule of exploration."""
+        """The number of collectors that share the work, and the schedule of exploration."""
         return 1 if self.number is None else self.settings.collect.collectors
 
     def count_workers(self) -> int:
-        """Return the number of processes that step the environments."""
+        """Count the processes that step the environments."""
         return workers(self.settings.env, self.settings.collect, actors=self.actors)
 
     def draw_seeds(self, before: int) -> Seeds:
@@ -149,6 +149,7 @@ class CollectingPlan:
             seed=seed,
             legal=LegalActions(mask, spec.spaces) if mask else None,
         )
+        # A collector that was added later begins where the others are, not at the start of the schedule.
         exploration.steps = max(before, self.together // self.sharers) // self.actors
         return exploration
 
@@ -205,11 +206,11 @@ class PolicyForm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """What an evaluation plays, and by which policy: a checkpoint, or the `form` of a bundle.
+    """An evaluation: the tasks that are played, and the policy that plays them, a checkpoint or the `form` of a bundle.
 
-    `tasks`: those to play in turn; without, each kind of task alike. `actors` are the first `offset` of `total`, which
-    `sharers` processes share; None: all actors of the settings. What actors play, and how the policy samples, does not
-    depend on who plays the others.
+    `tasks` are played in turn; without any, each kind of task is played equally often. `place`: the actors of this
+    process, if it is one of `sharers` that play together (None: all actors). An actor's tasks and the samples of its
+    policy do not depend on the process that plays the others.
     """
 
     settings: Settings
@@ -229,7 +230,7 @@ class EvaluationPlan:
         return min(self.wanted.actors, self.wanted.episodes)
 
     def with_evaluate(self, wanted: EvaluateSettings) -> EvaluationPlan:
-        """Return a plan that differs in its table `evaluate`."""
+        """Replace the table `evaluate`."""
         return replace(self, settings=self.settings.model_copy(update={"evaluate": wanted}))
 
     def share(self, count: int) -> list[EvaluationPlan]:

@@ -177,7 +177,7 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    if _is_trained(name):
+    if RunDirectory(name.partition("@")[0]).exists() or bundle_directory(name) is not None:
         found = load_trained(name)
         acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
         return replace(acting, run=found.run)
@@ -205,11 +205,6 @@ class NamedCheckpoint:
     identity: str
     place: Path
     run: Path | None = None
-
-
-def _is_trained(name: str) -> bool:
-    """Return whether `name` is that of a run, RUN[@CHECKPOINT], or of a bundle."""
-    return RunDirectory(name.partition("@")[0]).exists() or bundle_directory(name) is not None
 
 
 def load_trained(name: str) -> NamedCheckpoint:

@@ -34,7 +34,7 @@ _LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps that a part may be ahead of others
 
 @dataclass(frozen=True, kw_only=True)
 class Cutting:
-    """How running episodes are stored in pieces: every `steps` steps (0: not while they run), and if `context` > 0, at
+    """The storing of running episodes in pieces: every `steps` steps (0: not while they run), and if `context` > 0, at
     the end of each call of `Collector.collect`. `kept`: steps of a cut episode that a new policy's memory is rebuilt
     from.
 
@@ -51,7 +51,7 @@ class Cutting:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """How a rollout's episodes are recorded: `sink` receives them (columns of `lake.schema`) in small batches, all of
+    """The recording of a rollout's episodes: `sink` receives them (columns of `lake.schema`) in small batches, all of
     them before `run` or `settle` returns.
 
     Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
@@ -180,7 +180,7 @@ class Rollout:
         return self.total_steps - self._before[0]
 
     def stats(self) -> RolloutStats:
-        """Return the statistics of the last call of `run` so far."""
+        """Count the steps and episodes of the last call of `run` so far."""
         return RolloutStats(
             steps=self._done,
             trajectories=self._finished.stats.episodes,
@@ -225,8 +225,8 @@ class Rollout:
 
     @property
     def _ahead(self) -> int:
-        """Return how many steps a part may be ahead of another, which may be in a long reset: about a second's worth,
-        because the slow part must catch up before a run ends."""
+        """The number of steps that a part may be ahead of another, which may be in a long reset: about a second's
+        worth, because the slow part must catch up before a run ends."""
         a_second = (self._rounds - self._first_round) / max(time.perf_counter() - self._began, 1e-9)
         return int(min(max(a_second, _LEAST_AHEAD), _MOST_AHEAD))
 
@@ -259,11 +259,11 @@ class Rollout:
 
     @property
     def _due(self) -> int:
-        """Return the number of actor steps still missing in rounds that have started."""
+        """The number of actor steps still missing in rounds that have started."""
         return sum((self._rounds - group.rounds) * group.env.num_envs for group in self._groups)
 
     def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return the actions for a group, or for all actors, and their exploration rates."""
+        """Choose the actions for a group, or for all actors, and their exploration rates."""
         began = time.perf_counter()
         observation, spec = actors.observation, self.env.spec
         assert observation is not None
@@ -361,7 +361,7 @@ class Rollout:
         return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
 
     def _info(self, tags: Mapping[str, str] | None = None) -> TrajectoryInfo:
-        """Return the facts that trajectories which are taken now have in common."""
+        """Collect the facts that trajectories which are taken now have in common."""
         return TrajectoryInfo(
             env=self.env.spec.name,
             policy_id=self.policy_id,
@@ -384,7 +384,7 @@ class Rollout:
 
     @property
     def unstored_steps(self) -> int:
-        """Return the steps of running episodes that the sink has not received."""
+        """The steps of running episodes that the sink has not received."""
         return sum(int(group.steps_in_flight.sum()) for group in self._groups)
 
     def _hand_over(self, *, if_due: bool = False) -> None:
@@ -408,7 +408,7 @@ class Rollout:
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
-        """Return, for each actor, the rows of its current episode that its policy has acted on: as many as its time, or
+        """Copy, for each actor, the rows of its current episode that its policy has acted on: as many as its time, or
         the last of them if the episode was cut."""
         self.settle()
         recorders = [group.recorder for group in self._groups if group.recorder is not None]
@@ -418,11 +418,11 @@ class Rollout:
 
     @property
     def time(self) -> np.ndarray:
-        """Return the time of each actor in its episode, (N,) int64."""
+        """The time of each actor in its episode, (N,) int64."""
         return np.concatenate([group.time for group in self._groups])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return exploration's position and the next task; unfinished episodes are not included."""
+        """Describe exploration's position and the next task; unfinished episodes are not included."""
         return {
             "env": self.env.state_dict(),
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
@@ -436,12 +436,12 @@ class Rollout:
 
     @property
     def unfinished(self) -> int:
-        """Return the number of episodes in progress."""
+        """The number of episodes in progress."""
         return sum(int((group.time > 0).sum()) for group in self._groups)
 
     @property
     def unfinished_steps(self) -> int:
-        """Return the number of steps in episodes in progress."""
+        """The number of steps in episodes in progress."""
         return sum(int(group.time.sum()) for group in self._groups)
 
     @property

@@ -22,9 +22,9 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.rollout.environment import FEW, STEPS, with_actors
-from pipelines.rollout.plan import CollectingPlan, describe_behaviour, name_in_lake, name_in_run
+from pipelines.rollout.plan import CollectionPlan, describe_behaviour, name_in_lake, name_in_run
 from pipelines.runs.progress import recording
-from pipelines.stages.collectors import CollectorFailed, make_collecting
+from pipelines.stages.collectors import CollectorFailed, make_collectors
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
 
@@ -62,7 +62,7 @@ def run(
             name = name_in_run(behaviour, directory)
         else:
             name = name_in_lake(behaviour, settings.env, settings.seed)
-            stack.enter_context(collectors.filling(where, name))
+            stack.enter_context(collectors.hold_name(where, name))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared
 
@@ -83,10 +83,10 @@ def run(
             return name_in_run(behaviour, directory)  # another stage of a new run may have set its identity
 
         use_threads(settings.train.threads)
-        plan = CollectingPlan(
+        plan = CollectionPlan(
             settings=settings, place=where, name=name, run=directory, behaviour=behaviour, replace=replaced
         )
-        collector = stack.enter_context(make_collecting(plan, begin=begin, ends=True, listener=listener))
+        collector = stack.enter_context(make_collectors(plan, begin=begin, ends=True, listener=listener))
         assert isinstance(sized.steps, int)
         target = sized.steps + (collector.before if add else 0)
 

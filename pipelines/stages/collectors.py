@@ -27,17 +27,17 @@ from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import (
+    AnyCollector,
     Begin,
-    Collecting,
     Collector,
+    add_number,
     keep_within,
-    numbered,
     open_lake,
     stored_by_collector,
 )
-from pipelines.rollout.plan import CollectingPlan, MakePolicy, RunName
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, RunName
 from pipelines.rollout.policies import Acting
-from pipelines.stages.engines import POLL_SECONDS, died, make_engine
+from pipelines.stages.engines import POLL_SECONDS, make_engine, restart_notice
 from pipelines.stages.tasks import Channel, Engine, RunningTask, raised
 from pipelines.training.learner import use_threads
 
@@ -48,9 +48,9 @@ _SUMS = (
 _BY_EPISODES, _BY_STEPS = ("return_mean", "success_mean"), ("epsilon", "policy_share", "env_share", "epsilon_progress")
 
 
-def make_collecting(
-    plan: CollectingPlan, *, begin: Begin | None = None, ends: bool = False, listener: Listener = silent
-) -> Collecting:
+def make_collectors(
+    plan: CollectionPlan, *, begin: Begin | None = None, ends: bool = False, listener: Listener = silent
+) -> AnyCollector:
     """Make the collectors of a stage: as many as `collect.collectors`. `ends`: `collect` is called once."""
     if plan.settings.collect.collectors > 1:
         return CollectorGroup(plan, begin=begin, ends=ends, listener=listener)
@@ -69,7 +69,7 @@ class CollectOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyCollector:
-    """What a collector reports once its environments have started."""
+    """The report of a collector whose environments have started."""
 
     spec: EnvSpec
     before: int
@@ -80,7 +80,7 @@ class CollectorTask:
     """One of several collectors, as a task. It posts "ready" once, and "collected" with its metrics after each
     order."""
 
-    plan: CollectingPlan
+    plan: CollectionPlan
     lock: Path
 
     def __call__(self, channel: Channel) -> None:
@@ -93,7 +93,7 @@ class CollectorTask:
                 channel.post("ready", ReadyCollector(spec=collector.env.spec, before=collector.before))
                 while (order := channel.receive()) is not None:
                     collector.sink.name, collector.sink.run = order.name, order.run or collector.sink.run
-                    changed = None
+                    changed = None  # loading a checkpoint takes seconds: an unchanged policy acts on
                     if policy is not None and order.policy is not None and order.policy != policy.make:
                         policy.make, changed = order.policy, policy
                     metrics = collector.collect(order.target, channel.listen, policy=changed)
@@ -152,7 +152,7 @@ class CollectorGroup:
 
     def __init__(
         self,
-        plan: CollectingPlan,
+        plan: CollectionPlan,
         *,
         begin: Begin | None = None,
         ends: bool = False,
@@ -168,7 +168,7 @@ class CollectorGroup:
         self._await_earlier(listener)
         existing = None if plan.replace else Lake.find(plan.place)
         stored = stored_by_collector(existing, plan.name) if existing else {}
-        names = [numbered(plan.name, number) for number in range(collect.collectors)]
+        names = [add_number(plan.name, number) for number in range(collect.collectors)]
         self._members = [
             _Member(number=number, name=each, before=stored.get(each, 0), stored=stored.get(each, 0))
             for number, each in enumerate(names)
@@ -190,7 +190,7 @@ class CollectorGroup:
 
     @property
     def steps(self) -> int:
-        """Return the steps stored so far, including those of earlier commands."""
+        """The steps stored so far, including those of earlier commands."""
         return self._others + sum(each.stored for each in self._members)
 
     def collect(self, target: int, listener: Listener, *, policy: MakePolicy | None = None) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class CollectorGroup:
                     time.sleep(POLL_SECONDS)
 
     def _lock(self, number: int) -> Path:
-        name = f"collector-{number}" if self._plan.run is not None else quote(numbered(self._name, number), safe="")
+        name = f"collector-{number}" if self._plan.run is not None else quote(add_number(self._name, number), safe="")
         return self._locks.absolute() / f".{name}.lock"
 
     def _start(self, member: _Member) -> None:
@@ -281,7 +281,7 @@ class CollectorGroup:
             elif kind == "done":
                 member.is_busy = False
             elif kind == "error":
-                raise failed(member.number, raised(body))
+                raise as_collector_error(member.number, raised(body))
         if member.task.ended and member.is_busy:
             self._restart(member, listener)
 
@@ -303,7 +303,7 @@ class CollectorGroup:
         if self._begin is not None:
             self._name = self._begin(spec)
         for member in self._members:
-            member.name = numbered(self._name, member.number)
+            member.name = add_number(self._name, member.number)
             if member.order is not None:
                 member.order = self._make_order(member)
         lake = open_lake(self._plan)
@@ -324,7 +324,9 @@ class CollectorGroup:
         most = self._plan.settings.collect.restarts
         times = f", {member.deaths} times in a row without having stored a step" if most else ""
         try:
-            listener(died(member.task, f"collector {member.number}", again=member.deaths <= most, times=times))
+            listener(
+                restart_notice(member.task, f"collector {member.number}", again=member.deaths <= most, times=times)
+            )
         except StageFailed as error:
             raise CollectorFailed(error.message, hint=error.hint) from None
         member.restarts += 1
@@ -360,7 +362,7 @@ class CollectorGroup:
         listener(Progress(stage="collect", done=done, total=target, unit="steps", metrics=means))
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the last call of `collect`; figures of processes that died are not in the means."""
+        """Join the metrics of the last call of `collect`; figures of processes that died are not in the means."""
         found = [each.metrics for each in self._members if each.metrics]
         joined: dict[str, Any] = {"return_mean": None}
         joined |= {name: sum(each[name] for each in found) for name in _SUMS}
@@ -374,7 +376,7 @@ class CollectorGroup:
             "policy": found[0]["policy"] if found else "",
             "steps_per_second": math.fsum(each["steps_per_second"] for each in found),
             "seconds": self._seconds,
-            "collectors": [_described(each) for each in self._members],
+            "collectors": [_describe_member(each) for each in self._members],
             "restarts": sum(each.restarts for each in self._members),
             "lost_steps": sum(each.lost for each in self._members),
         }
@@ -384,17 +386,17 @@ class CollectorFailed(StageFailed):
     """One of several collectors cannot go on; the others have stored what they have."""
 
 
-def failed(number: int, error: AmagoError) -> AmagoError:
-    """Return the error that reports what collector `number` raised."""
+def as_collector_error(number: int, error: AmagoError) -> AmagoError:
+    """Name the collector in an error that it raised, unless the error is of inputs that all have in common."""
     if isinstance(error, StageFailed):
         found: AmagoError = CollectorFailed(f"collector {number}: {error.message}", hint=error.hint)
         found.__cause__ = error.__cause__
         return found
-    return error  # of its inputs, which all have in common
+    return error
 
 
 def level(stored: Sequence[int], target: int) -> list[int]:
-    """Return targets that sum to `target`, as equal as possible; nobody's is less than what it has `stored`.
+    """Share out targets that sum to `target`, as equal as possible; nobody's is less than what it has `stored`.
 
     >>> level([0, 0, 0], 10), level([7, 0, 0], 10), level([9, 9], 10)
     ([4, 3, 3], [7, 2, 1], [9, 9])
@@ -423,7 +425,7 @@ def _means(found: Sequence[Mapping[str, Any]], names: Sequence[str], weight: str
     return means
 
 
-def _described(member: _Member) -> dict[str, Any]:
+def _describe_member(member: _Member) -> dict[str, Any]:
     task, figures = member.task, member.metrics
     return {
         "name": member.name,

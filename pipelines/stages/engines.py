@@ -50,7 +50,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
                         raise raised(body)
                 if each.ended and number not in results:
                     deaths[number] += 1
-                    listener(died(each, f"{what} {number}", again=deaths[number] <= restarts))
+                    listener(restart_notice(each, f"{what} {number}", again=deaths[number] <= restarts))
                     running[number] = engine.start(tasks[number])
             if heard:
                 parts = list(heard.values())
@@ -62,8 +62,8 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
     return [results[number] for number in range(len(tasks))]
 
 
-def died(task: RunningTask, name: str, *, again: bool, times: str = "") -> Notice:
-    """Return the warning about a task whose process has died, or raise StageFailed unless it is started `again`."""
+def restart_notice(task: RunningTask, name: str, *, again: bool, times: str = "") -> Notice:
+    """Word the warning about a task whose process has died; raise StageFailed unless the task is started `again`."""
     how = f"{name} (pid {task.pid} on {task.host}) {task.ended}"
     if not again:
         raise StageFailed(f"{how}{times}", hint="repeat the command to go on")

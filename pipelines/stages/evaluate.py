@@ -24,7 +24,7 @@ from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import example
 from pipelines.evaluation.adaptation import metrics as describe
-from pipelines.evaluation.runner import joined, play_episodes
+from pipelines.evaluation.runner import join_results, play_episodes
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
@@ -168,20 +168,20 @@ class _Archive:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     def stem(self, plan: EvaluationPlan) -> str:
-        """Return the name of an evaluation's files, without the ending."""
+        """Name an evaluation's files, without the ending."""
         return f"{plan.checkpoint.update:06d}-{self.identify(plan)}"
 
     def evaluate(
         self, plan: EvaluationPlan, scale: Reference | None, listener: Listener
     ) -> tuple[dict[str, Any], Path | None, bool]:
-        """Return the report of an evaluation, its file, and whether it was there; play the episodes if it was not."""
+        """Read the report of an evaluation, or play its episodes; return it, its file, and whether it was there."""
         path = None if self.to is None else self.to / f"{self.stem(plan)}.json"
-        known = None if path is None else stored(path)
+        known = None if path is None else read_stored(path)
         if known is not None:
-            return scored(known, scale), path, True
+            return add_normalized(known, scale), path, True
         if path is not None:
             _require_space(path)
-        report = scored(play(plan, listener), scale)
+        report = add_normalized(play(plan, listener), scale)
         if path is not None:
             write_atomically(path, json.dumps(report, indent=1))
         return report, path, False
@@ -212,7 +212,7 @@ def _evaluate(
     gate.parse(plan.wanted.require)
     plan = plan.with_evaluate(_chosen(plan.wanted, plan.checkpoint))
     wanted, env = plan.wanted, plan.settings.env
-    scale = known_returns(env, wanted.reference)
+    scale = find_reference(env, wanted.reference)
     trained_in = plan.checkpoint.record.get("env") or {}
     if trained_in.get("name") and (changed := differences(env, trained_in)):
         text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
@@ -246,7 +246,7 @@ def _evaluate(
 
 
 def _chosen(wanted: EvaluateSettings, checkpoint: Checkpoint) -> EvaluateSettings:
-    """Return settings that say on which tasks the policy plays, and how it acts."""
+    """Choose settings that say on which tasks the policy plays, and how it acts."""
     greedy = wanted.acts_greedily(by_default=default_greedy(checkpoint))
     return wanted.model_copy(update={"greedy": greedy, "split": wanted.task_split})
 
@@ -260,7 +260,7 @@ def default_greedy(checkpoint: Checkpoint) -> bool:
 
 
 def _other_way(wanted: EvaluateSettings, tasks: int) -> EvaluateSettings:
-    """Return the settings of the check: a quarter of the same episodes, but each chosen task, played the other way."""
+    """Derive the settings of the check: a quarter of the same episodes, but each chosen task, played the other way."""
     least = max(_LEAST_CHECKED, tasks)
     return wanted.model_copy(
         update={
@@ -272,7 +272,7 @@ def _other_way(wanted: EvaluateSettings, tasks: int) -> EvaluateSettings:
 
 
 def _figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a result says: the scores, with what they belong to, and those of the check."""
+    """Assemble the figures of a result: the scores, with what they belong to, and those of the check."""
     wanted = report["settings"]
     about = {"update": report["update"], "split": wanted["split"], "greedy": wanted["greedy"]}
     found = {**about, **report["metrics"]}
@@ -301,8 +301,8 @@ def _require_space(path: Path) -> None:
         trial.unlink(missing_ok=True)
 
 
-def stored(path: Path) -> dict[str, Any] | None:
-    """Return the evaluation stored at `path`; None if it is missing or unreadable."""
+def read_stored(path: Path) -> dict[str, Any] | None:
+    """Read the evaluation stored at `path`; None if it is missing or unreadable."""
     report = read_object(path)
     try:
         if report is not None:
@@ -333,7 +333,7 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
         tasks = [EvaluatorTask(plan=share) for share in plan.share(count)]
         played = perform_all(tasks, engine, what="evaluator", restarts=restarts, listener=listener)
     episodes = [episode for share in played for episode in share.episodes]
-    results = joined(played[0].spec, episodes, max(share.seconds for share in played))
+    results = join_results(played[0].spec, episodes, max(share.seconds for share in played))
     return {
         "update": plan.checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
@@ -350,15 +350,15 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
 def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -> None:
     """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have."""
     examples = {"update": 0, **example(spec)}
-    if (known := known_returns(env, wanted.reference)) is not None:
-        examples |= scored({"metrics": examples}, known)["metrics"]
+    if (known := find_reference(env, wanted.reference)) is not None:
+        examples |= add_normalized({"metrics": examples}, known)["metrics"]
     gate.require_names(wanted.require, examples)
     if wanted.mark_best is True:
         gate.value(wanted.best_by, examples)
 
 
-def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
-    """Return the report with D4RL's normalised return and its interval, if the reference returns are known."""
+def add_normalized(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
+    """Extend the report by D4RL's normalised return and its interval, if the reference returns are known."""
     figures = {key: value for key, value in report["metrics"].items() if not key.startswith("normalized_")}
     if known is not None:
         figures["normalized_score"] = known.score(figures["return_mean"])
@@ -367,8 +367,8 @@ def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]
     return {**report, "metrics": figures}
 
 
-def known_returns(env: EnvSettings, wanted: str) -> Reference | None:
-    """Return the reference returns of D4RL's normalisation that `evaluate.reference` names, for an environment if it is
+def find_reference(env: EnvSettings, wanted: str) -> Reference | None:
+    """Find the reference returns of D4RL's normalisation that `evaluate.reference` names, for an environment if it is
     "auto"; None if unknown."""
     if wanted in ("none", "auto"):
         continuing = bool(env.params.get("continuing_task", env.params.get("protocol") != "paper"))
@@ -377,7 +377,7 @@ def known_returns(env: EnvSettings, wanted: str) -> Reference | None:
 
 
 def baselines(spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """Return the exact return and success by attempt of random and optimal play, where the environment provides
+    """List the exact return and success by attempt of random and optimal play, where the environment provides
     them."""
     return {
         "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
@@ -390,7 +390,7 @@ def _listed(values: tuple[float, ...] | None) -> list[float] | None:
 
 
 def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
-    """Return the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
+    """Find the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
 
     InputMissing if there are none, or more than the number of episodes to play.
     """

@@ -42,7 +42,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
 
 
 def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> list[Table]:
-    """Return tables for people: return and success, and the adaptation curve if the task has attempts.
+    """Make tables for people: return and success, and the adaptation curve if the task has attempts.
 
     `other`: the same episodes, fewer of them, played the other way (greedily or sampled); shown where it differs by
     more than the intervals.
@@ -82,20 +82,20 @@ def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a table of all tasks, hardest first."""
+    """Make a table of all tasks, hardest first."""
     ordered = sorted(figures.items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"]))
     shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in ordered]
     return Table(title="by task", columns=["task", "episodes", "return", "success"], rows=shown[:_MOST_ROWS])
 
 
 def _curves_of(figures: Mapping[str, Any]) -> list[str]:
-    """Return which of success and return the evaluation's figures contain by attempt."""
+    """Find which of success and return the evaluation's figures contain by attempt."""
     entries = figures["per_attempt"]
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
 
 
 def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
-    """Return tables of success and return by attempt, for the figures that all named reports have; `of` ends the
+    """Make tables of success and return by attempt, for the figures that all named reports have; `of` ends the
     titles."""
     return [_table(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared(reports)]
 
@@ -119,7 +119,7 @@ def _shared(reports: Reports) -> list[str]:
 
 
 def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
-    """Return success by attempt of random and optimal play, where known exactly."""
+    """Find success by attempt of random and optimal play, where known exactly."""
     known = next(iter(reports.values()))["known"]
     return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
 
@@ -135,7 +135,7 @@ def _series(label: str, report: Mapping[str, Any], kind: str) -> Series:
 
 
 def _table(reports: Reports, kind: str, *, title: str) -> Table:
-    """Return two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
+    """Make two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
     Long curves are thinned to a few attempts, including the first and the last."""
     attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
     shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipelines.config.model import AgentSettings
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs import rendering
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, StageFailed, UsageError
-from pipelines.evaluation.films import Film, PictureReel, captioned, film
+from pipelines.evaluation.films import Film, PictureReel, add_caption, film
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
@@ -36,7 +34,7 @@ class EpisodeVideos:
         self.paths = self._found() or []
 
     def _found(self) -> list[Path] | None:
-        """Return the videos in the order of their episodes, if all are there."""
+        """Find the videos in the order of their episodes, if all are there."""
         for ending in (".mp4", ".gif"):
             paths = [self._to / f"{self._stem}-{episode}{ending}" for episode in self._episodes]
             if paths and all(path.is_file() for path in paths):
@@ -72,9 +70,9 @@ class EpisodeVideos:
     def _write(self, listener: Listener) -> None:
         ending = suffix()
         with contextlib.closing(self._plan.make_drawn_env(listener)) as env:
-            films, spec = _play(self._plan, env, _picture, PictureReel, self._episodes, listener), env.spec
+            films, spec = _play(self._plan, env, rendering.picture, PictureReel, self._episodes, listener), env.spec
         for episode, each in zip(self._episodes, films, strict=True):
-            frames = captioned(each, has_success=spec.has_success, attempts=spec.num_attempts)
+            frames = add_caption(each, has_success=spec.has_success, attempts=spec.num_attempts)
             self.paths.append(write_video(self._to / f"{self._stem}-{episode}{ending}", frames, each.fps))
             each.frames.close()
 
@@ -106,10 +104,6 @@ def watch(
         return Watched(film=watched, spec=env.spec, update=checkpoint.update)
 
 
-def _picture(env: Env, observation: Any, actor: int) -> np.ndarray:
-    return rendering.picture(env, observation, actor)
-
-
 def _play(
     plan: EvaluationPlan,
     env: Env,
@@ -125,7 +119,7 @@ def _play(
 
 
 def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:
-    """Return the agent's critics; None for an agent or a bundle that has none."""
+    """Load the agent's critics; None for an agent or a bundle that has none."""
     if isinstance(checkpoint, Bundle):
         return None
     run = checkpoint.path.resolve().parent.parent

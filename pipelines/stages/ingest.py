@@ -57,7 +57,7 @@ def run(
         # Not the name of the run, under which its own collector counts the steps that it plays.
         name = f"{source.label}-{source.fingerprint[:8]}"
         if directory is None or lake is not None:
-            stack.enter_context(collectors.filling(where, name))
+            stack.enter_context(collectors.hold_name(where, name))
         replaced = fresh and directory is not None and lake is None
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"

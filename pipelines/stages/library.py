@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.effects import acting_keys, imports_source, refuse_unused
+from pipelines.config.changes import acting_keys, imports_source, refuse_unused
 from pipelines.config.lakes import located, parse_share
 from pipelines.config.load import fold, resolve
 from pipelines.config.places import bundle_directory, is_run

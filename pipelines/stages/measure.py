@@ -128,7 +128,9 @@ class _Probe:
 
     def __init__(self, policy: Policy, env: Env) -> None:
         self._policy = policy
-        self._columns = [name for name, space in env.spec.spaces.observation.items() if _is_scaled(space)]
+        self._columns = [
+            name for name, space in env.spec.spaces.observation.items() if isinstance(space, Box) and not space.is_image
+        ]
         self.observation_max = self.reward_max = 0.0
 
     def act(
@@ -142,10 +144,6 @@ class _Probe:
             self.observation_max = max(self.observation_max, float(np.abs(observation[name]).max(initial=0)))
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
         return self._policy.act(observation, prev_action, prev_reward, time)
-
-
-def _is_scaled(space: object) -> bool:
-    return isinstance(space, Box) and not space.is_image
 
 
 def _play(

@@ -17,7 +17,7 @@ from pipelines.lake.store import Lake
 
 
 def longest_episode(lakes: Sequence[Lake]) -> int | None:
-    """Return the maximum episode length of the environments that filled `lakes`, otherwise of the stored episodes; None
+    """Find the maximum episode length of the environments that filled `lakes`, otherwise of the stored episodes; None
     if there are none."""
     found = [record.get("horizon") for lake in lakes for record in collectors.read_all(lake).values()]
     known = [horizon for horizon in found if isinstance(horizon, int) and horizon > 0]
@@ -28,7 +28,7 @@ def longest_episode(lakes: Sequence[Lake]) -> int | None:
 
 
 def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) -> EnvSettings:
-    """Return the environment that filled `lakes`, unless `env` names one. The listener gets a warning if there are
+    """Find the environment that filled `lakes`, unless `env` names one. The listener gets a warning if there are
     several, or if the named one is not among them."""
     found = _environments(lakes)
     named = env.name
@@ -39,7 +39,7 @@ def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) 
     if named and len(found) == 1:
         text = f"the run's environment is not the lake's: {'; '.join(differences(env, found[0]))}"
     else:
-        kinds = ", ".join(sorted(_described(each) for each in found))
+        kinds = ", ".join(sorted(_describe_env(each) for each in found))
         text = f"the lakes were filled in {len(found)} environments ({kinds})"
         text += f", not in '{named}'" if named else "; evaluate will need --env"
     listener(Notice(text=text, level="warning"))
@@ -47,7 +47,7 @@ def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) 
 
 
 def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each setting of our environment that differs from `theirs`."""
+    """Write a phrase for each setting of our environment that differs from `theirs`."""
     mine = ours.model_dump(mode="json")
     if mine["name"] != theirs["name"]:
         return [f"env.name is {mine['name']!r}, not {theirs['name']!r}"]
@@ -58,13 +58,13 @@ def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _described(env: Mapping[str, Any]) -> str:
+def _describe_env(env: Mapping[str, Any]) -> str:
     params = " ".join(f"{key}={value}" for key, value in env.items() if key != "name")
     return f"{env['name']} {params}".strip()
 
 
 def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
-    """Return the distinct environments recorded by collectors of `lakes`, except names that only an imported dataset
+    """List the distinct environments recorded by collectors of `lakes`, except names that only an imported dataset
     gave."""
     found: list[dict[str, Any]] = []
     for lake in lakes:
@@ -76,7 +76,7 @@ def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
 
 
 def _exists(name: str) -> bool:
-    """Return whether an environment of that name exists, installed and trusted or not."""
+    """Check whether an environment of that name exists, installed and trusted or not."""
     try:
         settings_model(name)
     except InputMissing:
@@ -87,13 +87,13 @@ def _exists(name: str) -> bool:
 
 
 def with_stored_window(train: TrainSettings, stored: Mapping[str, Any]) -> TrainSettings:
-    """Return `train` with the context length of a run in progress, if it is `stored`, in place of "auto"."""
+    """Replace "auto" by the context length of a run in progress, if it is `stored`."""
     begun = stored.get("train", {}).get("context_length")
     return _with_window(train, begun) if isinstance(begun, int) else train
 
 
 def with_window(train: TrainSettings, agent: AgentSettings, horizon: int | None, listener: Listener) -> TrainSettings:
-    """Return `train` with a number in place of "auto" for the context length. `horizon`: maximum episode length, None
+    """Replace "auto" by a number in the context length. `horizon`: maximum episode length, None
     if unknown. The listener gets a warning with both numbers if the context is shorter and the agent has a memory."""
     train = _with_window(train, train.context_length_for(horizon))
     window = train.resolved_context_length

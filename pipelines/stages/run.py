@@ -34,9 +34,9 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.report import live
-from pipelines.rollout.collector import Collecting, Collector, stored_steps
+from pipelines.rollout.collector import AnyCollector, Collector, stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
-from pipelines.rollout.plan import CollectingPlan, MakePolicy, NamedPolicy
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
@@ -44,7 +44,7 @@ from pipelines.runs.progress import recording
 from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
-from pipelines.stages.collectors import make_collecting
+from pipelines.stages.collectors import make_collectors
 from pipelines.stages.forecast import Forecast
 from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan, work_of
 from pipelines.stages.resolve import with_stored_window, with_window
@@ -165,7 +165,7 @@ class ChainRunner:
         self._lakes: dict[Path | str, Lake] = {}
         self._other_policies: dict[NamedPolicy, Acting] = {}
         self._stack = contextlib.ExitStack()
-        self._collector: Collecting | None = None
+        self._collector: AnyCollector | None = None
         self._trainer: Trainer | None = None
         self._agent_policy: AgentPolicy | None = None
         self._perform: Mapping[str, Callable[[PlannedStage, Listener], None]] = {
@@ -212,14 +212,14 @@ class ChainRunner:
         several = wanted.collectors > 1
         policy: MakePolicy | None = partial(self._make_policy, wanted, listener)
         if self._collector is None:
-            plan = CollectingPlan(
+            plan = CollectionPlan(
                 settings=self.settings,
                 place=self.directory.lake,
                 name=self.directory.identity,
                 run=self.directory,
                 policy=None if several else policy,
             )
-            self._collector = self._stack.enter_context(make_collecting(plan, listener=listener))
+            self._collector = self._stack.enter_context(make_collectors(plan, listener=listener))
             policy = None
         if several:
             policy = self._save_policy(wanted, listener)
@@ -338,7 +338,7 @@ class ChainRunner:
     def summary(self, *, seconds: float, status: str) -> Result:
         """Return the chain's result: final figures, and the labelled evaluations as a table and a picture."""
         labelled = self.directory.load_record().get("labelled", {})
-        found = {label: evaluate.stored(self.directory.evaluations / name) for label, name in labelled.items()}
+        found = {label: evaluate.read_stored(self.directory.evaluations / name) for label, name in labelled.items()}
         reports = {label: report for label, report in found.items() if report is not None}
         tables: list[Table] = [table for report in reports.values() for table in evaluation_tables.tables(report)[:1]]
         outputs = [self.directory.path]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.changes import STAGE_TABLES
+from pipelines.config.changes import STAGE_TABLES, is_in
 from pipelines.config.difference import describe_changes, flattened
 from pipelines.errors import UsageError
 from pipelines.files.atomic import write_atomically
@@ -58,7 +58,7 @@ def require_shared_settings(
     every = sorted({*(known.varied if known else ()), *varied})
     wanted = {key: value for key, value in settings.items() if key in _TABLES} | dict(also or {})
     before, after = (
-        {key: value for key, value in flattened(document).items() if not _is_below(key, every)}
+        {key: value for key, value in flattened(document).items() if not is_in(key, every)}
         for document in (known.settings if known else wanted, wanted)
     )
     if changed := describe_changes(before, after, may_change=may_change):
@@ -69,7 +69,3 @@ def require_shared_settings(
         )
     if known is None or every != known.varied:
         write_atomically(path, sealed({"settings": wanted, "varied": every}, {}))
-
-
-def _is_below(key: str, tables: Collection[str]) -> bool:
-    return any(key == table or key.startswith(f"{table}.") for table in tables)

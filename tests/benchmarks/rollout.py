@@ -45,7 +45,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.environment import with_actors
-from pipelines.rollout.plan import CollectingPlan
+from pipelines.rollout.plan import CollectionPlan
 from pipelines.rollout.policies import Acting, RandomPolicy
 
 LAKE = {"name": "meta-frozen-lake", "size": 5, "attempts": 10}
@@ -74,7 +74,7 @@ _TURNS, _SHARED_TURNS, _BARE_TURNS = 4, 15, 6
 
 
 class Collecting:
-    """Collecting into a new lake, in turns; with an agent, or at random. `behaviour`: as for `CollectingPlan`."""
+    """Collecting into a new lake, in turns; with an agent, or at random. `behaviour`: as for `CollectionPlan`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Collecting:
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         policy = (lambda env, seed: self._untrained(settings, env)) if agent else None
-        plan = CollectingPlan(
+        plan = CollectionPlan(
             settings=settings, place=Path(folder) / "lake", name="bench", behaviour=behaviour, policy=policy
         )
         collector = self._stack.enter_context(Collector(plan))

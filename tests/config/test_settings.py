@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pipelines.config.changes import STAGE_TABLES, find_mark, keeps_scores, may_change
-from pipelines.config.load import _validated, assign, parse_assignment, resolve
+from pipelines.config.load import _validate, assign, parse_assignment, resolve
 from pipelines.config.problems import _models_in
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
@@ -128,7 +128,7 @@ def test_numbers_and_booleans_are_what_they_are_written_as(value: Any) -> None:
     for key, types in FIELDS.items():
         document: dict[str, Any] = {}
         assign(document, key.split("."), value)
-        _, problems = _validated(document, env_model)
+        _, problems = _validate(document, env_model)
         is_of_type = type(value) in types or (type(value) is int and float in types)
         if not is_of_type and not any(key.rpartition(".")[2] in problem for problem in problems):
             accepted.append(key)
@@ -154,7 +154,7 @@ def test_parameters_of_environments_are_strict_as_well(text: str) -> None:
 
 
 def test_a_boolean_in_another_spelling_is_shown_as_toml_writes_it() -> None:
-    _, problems = _validated({"train": {"compile": "True"}}, env_model)
+    _, problems = _validate({"train": {"compile": "True"}}, env_model)
     assert problems == ["train.compile: input should be a valid boolean, got 'True'; write true"]
 
 

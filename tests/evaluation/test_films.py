@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.envs import rendering
 from pipelines.envs.make import make
-from pipelines.evaluation.films import Film, PictureReel, captioned, film
+from pipelines.evaluation.films import Film, PictureReel, add_caption, film
 from pipelines.evaluation.runner import evaluate
 from pipelines.rollout.policies import RandomPolicy
 from tests.tiers import some
@@ -71,7 +71,7 @@ def test_captions_stand_below_and_keep_their_size(width: int, length: int) -> No
         frames=[picture] * (length + 1), rewards=rewards, attempt=[12] * (length + 1), solved=[1] * (length + 1)
     )
     shown.values = np.linspace(-1e5, 1e5, length)
-    frames = list(captioned(shown, has_success=True, attempts=100))
+    frames = list(add_caption(shown, has_success=True, attempts=100))
     assert len(frames) == length + 1
     assert len({frame.shape for frame in frames}) == 1
     times = frames[0].shape[1] // width

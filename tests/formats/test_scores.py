@@ -5,7 +5,7 @@ import pytest
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 from pipelines.formats.scores import REFERENCES, reference, reference_of_environment
-from pipelines.stages.evaluate import known_returns, scored
+from pipelines.stages.evaluate import add_normalized, find_reference
 from pipelines.stages.evaluation_tables import tables
 
 
@@ -83,7 +83,7 @@ def test_antmaze_has_a_score_where_the_goal_ends_it(prefix: str) -> None:
 )
 def test_the_papers_protocol_ends_antmaze_at_the_goal(params: dict[str, object], task: str | None) -> None:
     settings = Settings.model_validate({"env": {"name": "robotics:AntMaze_UMaze-v4", **params}})
-    found = known_returns(settings.env, settings.evaluate.reference)
+    found = find_reference(settings.env, settings.evaluate.reference)
     assert (found.task if found else None) == task
 
 
@@ -94,8 +94,8 @@ def test_a_report_shows_it_and_forgets_it() -> None:
         "settings": {"split": "test", "greedy": True},
         "metrics": {"return_mean": 3234.3, "return_ci95": [-20.272305, 3234.3], "episodes": 1, "per_attempt": []},
     }
-    found = scored(report, reference("hopper"))
+    found = add_normalized(report, reference("hopper"))
     assert found["metrics"]["normalized_score"] == 100
     assert found["metrics"]["normalized_ci95"] == [0, 100]
     assert ["d4rl hopper", 100, 0, 100] in tables(found)[0].rows
-    assert scored(found, None)["metrics"] == report["metrics"]
+    assert add_normalized(found, None)["metrics"] == report["metrics"]

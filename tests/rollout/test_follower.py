@@ -20,7 +20,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.follower import CheckpointFollower, RunSource, policy_source
-from pipelines.rollout.plan import CollectingPlan
+from pipelines.rollout.plan import CollectionPlan
 from pipelines.stages import collect, train
 from pipelines.stages import run as chain
 from pipelines.stages.train import Source
@@ -51,7 +51,7 @@ def following(
 
 
 def collector_at(home: Path, **tables: Any) -> Collector:
-    return Collector(CollectingPlan(settings=tiny(**tables), place=home / "x", name="c"))
+    return Collector(CollectionPlan(settings=tiny(**tables), place=home / "x", name="c"))
 
 
 def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pyte
 def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) -> None:
     train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
     settings = tiny(env={"name": "goal-frozen-lake"})
-    with Collector(CollectingPlan(settings=settings, place=home / "y", name="c")) as collector:
+    with Collector(CollectionPlan(settings=settings, place=home / "y", name="c")) as collector:
         follower = CheckpointFollower(
             policy_source(str(home / "run" / "lake")), collector.env, seed=0, greedy=False, listener=silent
         )

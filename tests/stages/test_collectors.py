@@ -19,8 +19,8 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import collector as rollout_collector
-from pipelines.rollout.collector import Collector, numbered, stored_by_collector, stored_steps
-from pipelines.rollout.plan import CollectingPlan, draw_seeds
+from pipelines.rollout.collector import Collector, add_number, stored_by_collector, stored_steps
+from pipelines.rollout.plan import CollectionPlan, draw_seeds
 from pipelines.stages import run as chain
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup, level
 from tests.stages.killing import stored_by, survives_a_killed_collector, survives_a_killed_driver, total, uids
@@ -30,7 +30,7 @@ from tests.stages.threads import ThreadEngine
 
 def group_at(place: Path, engine: Any = None, *, collectors: int = 2, **tables: Any) -> CollectorGroup:
     settings = tiny(collect={"collectors": collectors, "workers": 0}, **tables)
-    plan = CollectingPlan(settings=settings, place=place, name="c", behaviour={})
+    plan = CollectionPlan(settings=settings, place=place, name="c", behaviour={})
     return CollectorGroup(plan, ends=True, engine=engine or ThreadEngine())
 
 
@@ -100,7 +100,7 @@ def test_one_that_dies_again_and_again_ends_all_with_their_steps_stored(tmp_path
 
 def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path: Path) -> None:
     broken = tiny(collect={"collectors": 2, "workers": 0, "policy": str(tmp_path / "nothing")})
-    plan = CollectingPlan(settings=broken, place=tmp_path / "lake", name="c", behaviour={})
+    plan = CollectionPlan(settings=broken, place=tmp_path / "lake", name="c", behaviour={})
     with (
         pytest.raises(AmagoError, match="no run or bundle at") as caught,
         CollectorGroup(plan, engine=ThreadEngine()) as group,
@@ -126,12 +126,12 @@ def test_another_number_of_collectors_counts_the_steps_of_all(tmp_path: Path) ->
         with group_at(tmp_path / "lake", collectors=count) as group:
             group.collect(steps, lambda event: None)
         assert stored_steps(Lake(tmp_path / "lake"), "c") == total(tmp_path / "lake") == steps
-    plan = CollectingPlan(settings=tiny(collect={"workers": 0}), place=tmp_path / "lake", name="c", behaviour={})
+    plan = CollectionPlan(settings=tiny(collect={"workers": 0}), place=tmp_path / "lake", name="c", behaviour={})
     with Collector(plan) as alone:
         assert alone.before == 160
         assert alone.collect(200, lambda event: None)["steps"] == 40
     assert stored_steps(Lake(tmp_path / "lake"), "c") == 200
-    assert numbered("c", 12) == "c.12"
+    assert add_number("c", 12) == "c.12"
 
 
 def test_only_the_driver_keeps_the_lake_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_only_the_driver_keeps_the_lake_within_limits(tmp_path: Path, monkeypatc
 
 def test_exploration_is_annealed_over_the_steps_of_all(tmp_path: Path) -> None:
     settings = tiny(collect={"collectors": 2, "workers": 0}, exploration={"steps": 100, "randomize": False})
-    plan = CollectingPlan(settings=settings, place=tmp_path / "a", name="c", number=0, before=0)
+    plan = CollectionPlan(settings=settings, place=tmp_path / "a", name="c", number=0, before=0)
     with Collector(plan) as collector:
         assert isinstance(collector.exploration, Exploration)
         collector.collect(40, lambda event: None)  # ten steps of each actor, of fifty

@@ -87,13 +87,6 @@ def test_what_an_evaluator_refuses_is_the_error_of_all(tmp_path: Path) -> None:
         together(shares(settings, checkpoint, [0, 1, 3]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_actor_is_in_one_share(count: int) -> None:
-    settings = tiny(evaluate={"episodes": 9, "actors": 7})
-    places = [plan.place for plan in EvaluationPlan(settings=settings, checkpoint=None).share(count)]
-    assert [actor for place in places for actor in range(7)[place]] == list(range(7))
-
-
 @pytest.mark.system
 def test_evaluators_are_processes_with_the_result_of_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
