@@ -33,9 +33,9 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.sealing import LOG_FORMAT
 from pipelines.lake.segment import StagedFiles, as_stored, checksum
 from pipelines.lake.wal import Log
+from pipelines.lake.writer import LOG_FORMAT
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -94,6 +94,45 @@ class EpisodePiece:
     chunk: int = 0
     first_step: int = 0
     continues: bool = False
+
+
+def split_versions(
+    versions: OverlayBatch, lengths: Sequence[np.ndarray], names: Sequence[str], first_steps: Sequence[int]
+) -> tuple[np.ndarray, OverlayBatch]:
+    """Split versions of joined episodes into versions of their pieces.
+
+    Of each episode given: `lengths`, the actions of its pieces; `first_steps`, the time of its first row; `names`, what
+    to call a version of it that covers several pieces. Returns for each part (m,) the number of its piece in the
+    episode, and the parts, whose `place` is still that of the episode and whose `offset` is in the piece.
+    """
+    which, begins, rows, numbers, offsets, pieces = [], [], [], [], [], []
+    for version, (place, offset, count) in enumerate(
+        zip(versions.place.tolist(), versions.offset.tolist(), versions.rows.tolist(), strict=True)
+    ):
+        ends = np.cumsum(lengths[place])
+        starts, last = ends - lengths[place], offset + count - 1
+        inside = np.flatnonzero((starts < last) & (ends > offset)).tolist()
+        for chunk, number in enumerate(inside):
+            first, stop = max(offset, int(starts[number])), min(last, int(ends[number]))
+            which.append(version)
+            begins.append(first - offset)
+            rows.append(stop - first + 1)
+            numbers.append(number)
+            offsets.append(first - int(starts[number]))
+            # A version that begins later than its episode begins at time 0.
+            time = first_steps[place] + first if offset == 0 else first - offset
+            known = {"episode": names[place], "chunk": chunk} if len(inside) > 1 else {}
+            pieces.append(EpisodePiece(first_step=time, continues=chunk + 1 < len(inside), **known))
+    found = versions.part(*(np.array(each, dtype=np.int64) for each in (which, begins, rows)))
+    goes_on = np.array([piece.continues for piece in pieces], dtype=bool)
+    columns = dict(found.columns)
+    if TRUNCATED in columns:
+        columns[TRUNCATED][(found.first + found.rows - 1)[goes_on]] = 1
+    success = None if found.success is None else np.where(goes_on, -1, found.success).astype(np.int8)
+    offset = np.array(offsets, dtype=np.int64)
+    return np.array(numbers, dtype=np.int64), replace(
+        found, columns=columns, success=success, offset=offset, pieces=pieces
+    )
 
 
 def overlay_uids(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarray:

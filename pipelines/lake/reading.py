@@ -1,9 +1,11 @@
-"""Reading trajectories: by uid with overlays applied, many originals at a time, or a weighted sample."""
+"""Reading trajectories: by uid with overlays applied, many originals at a time, or a weighted sample; and episodes that
+are stored in pieces, joined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +16,7 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
+from pipelines.lake.schema import TRUNCATED
 from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
 from pipelines.lake.trajectory import Trajectory
 from pipelines.lake.uids import place_of, positions
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _T = TypeVar("_T")
+_PIECES = "select episode, chunk, uid from trajectories where episode <> uid order by episode, chunk"
 _ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
 
 
@@ -206,6 +210,68 @@ class Reader:
         return self._files.open(segment.file, segment.schema_id)
 
 
+def join_pieces(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Join the step columns of consecutive pieces of an episode.
+
+    Row 0 of a later piece repeats the last row of the one before, where the episode was not truncated.
+    """
+    joined = {name: np.concatenate([values, *(p[name][1:] for p in pieces[1:])]) for name, values in pieces[0].items()}
+    if TRUNCATED in joined:
+        ends = np.cumsum([len(piece[TRUNCATED]) - 1 for piece in pieces])[:-1]
+        joined[TRUNCATED][ends] = 0
+    return joined
+
+
+def join_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the rows of the table `trajectories` of consecutive pieces to that of their episode, whose uid is that of
+    the first one. Fields that are not joined are those of the last one."""
+    if len(rows) == 1:
+        return dict(rows[0])
+    first, last = rows[0], rows[-1]
+    length = sum(row["length"] for row in rows)
+    return {
+        **last,
+        **{name: first[name] for name in ("uid", "t_start", "base_uid", "base_offset", "chunk", "first_step")},
+        "length": length,
+        "return": sum(row["return"] for row in rows),
+        "attempts": list(chain.from_iterable(row["attempts"] or () for row in rows)),
+        "epsilon": sum(row["epsilon"] * row["length"] for row in rows) / length,
+    }
+
+
+def read_pieces(reader: Reader, uids: Sequence[str]) -> Trajectory:
+    """Read consecutive pieces of an episode, joined. InputMissing if one is gone, IntegrityError if it is damaged."""
+    pieces = [reader.read(uid) for uid in uids]
+    if len(pieces) == 1:
+        return pieces[0]
+    info = info_of(join_rows([reader.row(uid) for uid in uids]))
+    return Trajectory(join_pieces([piece.columns for piece in pieces]), info, uid=uids[0])
+
+
+def find_pieces(lake: Lake, *, listener: Listener = silent) -> dict[str, tuple[str, ...]]:
+    """Return, for the uid of each piece in the lake, the uids of the consecutive pieces of its episode, itself among
+    them. Trajectories that are whole episodes are not in it."""
+    from pipelines.lake.sql.catalog import query
+
+    found: dict[str, tuple[str, ...]] = {}
+    run: list[str] = []
+    before: tuple[str, int] | None = None
+    for episode, chunk, uid in query(lake, _PIECES, listener=listener)[1]:
+        if before != (episode, chunk - 1):  # another episode, or a piece is missing
+            found.update(dict.fromkeys(run, tuple(run)))
+            run = []
+        run.append(uid)
+        before = episode, chunk
+    found.update(dict.fromkeys(run, tuple(run)))
+    return found
+
+
+def group_by_episode(lake: Lake, uids: Iterable[str], *, listener: Listener = silent) -> list[tuple[str, ...]]:
+    """Return the uids of the pieces of every episode to which one of `uids` belongs, in the order of these."""
+    pieces = find_pieces(lake, listener=listener)
+    return list(dict.fromkeys(pieces.get(uid, (uid,)) for uid in uids))
+
+
 def read(lake: Lake, uid: str) -> Trajectory:
     """Return one trajectory. InputMissing if the lake does not have it."""
     return Reader(lake).read(uid)
@@ -291,8 +357,6 @@ def sample(
 ) -> Iterator[SampledTrajectory]:
     """Yield the trajectories that `draw` chooses; if `whole`, episodes, their pieces joined. IntegrityError for a
     damaged segment."""
-    from pipelines.lake.episodes import find_pieces, join_rows, read_pieces
-
     pieces = find_pieces(lake, listener=listener) if whole else {}
     uids = draw(lake, k, where=where, weight=weight, seed=seed, pieces=pieces, listener=listener)
     reader = Reader(lake, listener=listener)

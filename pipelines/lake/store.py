@@ -30,11 +30,10 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake import sealing
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
-from pipelines.lake.writer import Writer
+from pipelines.lake.writer import Writer, salvage
 
 _FORMAT_NAME, VERSION = "amago-lake", 3
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
@@ -267,7 +266,7 @@ class Lake:
 
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
-        return sealing.salvage(self.storage, self.schema, listener=listener)
+        return salvage(self.storage, self.schema, listener=listener)
 
 
 def _identity(storage: Storage, content: bytes) -> str:

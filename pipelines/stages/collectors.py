@@ -30,7 +30,7 @@ from pipelines.rollout.collector import maintenance
 from pipelines.stages.collector import KnownRun, numbered, stored_by_collector
 from pipelines.stages.collector_task import CollectOrder, CollectorTask, ReadyCollector, RunName
 from pipelines.stages.engines import POLL_SECONDS, died, make_engine
-from pipelines.stages.tasks import Engine, RunningTask, raised
+from pipelines.stages.tasks import Engine, RunningTask
 
 _SHORTAGE_SECONDS = 5.0  # before collectors that have not started are reported
 _SUMS = (
@@ -204,7 +204,7 @@ class CollectorGroup:
             elif kind == "done":
                 member.is_busy = False
             elif kind == "error":
-                raise failed(member.number, raised(body))
+                raise failed(member.number, body.unpack())
         if member.task.ended and member.is_busy:
             self._restart(member, listener)
 

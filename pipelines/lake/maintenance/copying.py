@@ -26,12 +26,11 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.episodes import find_pieces
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance.expired import keep_expired, read_expired
-from pipelines.lake.reading import Reader
+from pipelines.lake.maintenance.retention import keep_expired, read_expired
+from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
 from pipelines.lake.storage import LocalStorage, is_remote

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.log import Held, lease
-from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_wasteful
+from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, SegmentPart, is_wasteful, rewrite
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, make_plan
-from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
-from pipelines.lake.maintenance.sweep import expire_orphans, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire_orphans, make_plan
+from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
 from pipelines.lake.folders import (
@@ -30,10 +28,8 @@ from pipelines.lake.folders import (
     segment_ids,
     segment_key,
 )
-from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import Held, LogEntry, append
-from pipelines.lake.maintenance.expired import add_expired
-from pipelines.lake.maintenance.files import File, FileTable
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage, Storage
 
@@ -56,39 +52,6 @@ class SweepResult:
     segments: int
     bytes: int
     waiting: int
-
-
-def expire_orphans(inventory: FileTable) -> None:
-    """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
-    whole: list[str] = []
-    gone: list[np.ndarray] = []
-    trajectories: dict[str, list[str]] = {}
-    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
-        orphans = _orphans(inventory, overlay)
-        orphans &= inventory.log.alive(overlay.id, overlay.uids)  # the others are removed already
-        if not orphans.any():
-            continue
-        gone.append(overlay.uids[orphans])
-        if orphans.all():
-            whole.append(overlay.id)
-        else:
-            trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
-    if whole or trajectories:
-        add_expired(inventory.lake.storage, np.concatenate(gone))
-        reason = "derived from removed trajectories"
-        entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories)
-        append(inventory.lake.storage, entry, after=inventory.log.last)
-        inventory.refresh()
-
-
-def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
-    """Return (n,) bool: trajectories of an overlay that cannot return."""
-    found = np.zeros(len(overlay.uids), dtype=bool)
-    for id in dict.fromkeys(overlay.base_ids):
-        rows, file = overlay.base_ids == id, inventory.live.file_of(id)
-        if file not in inventory.log.quarantined and file not in inventory.live.unreadable:
-            found |= rows & ~overlay.alive
-    return found
 
 
 def sweep(

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from pipelines.files.malformed import RECORD_BYTES
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Version, connect
+from pipelines.lake.remote.bucket import AlreadyWritten, Location, Version, connect
 from pipelines.lake.remote.cache import FileCache, host_directory
-from pipelines.lake.remote.location import Location
 
 _FIXED = "segments/"
 PARALLEL = 16  # requests at once

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -51,16 +51,16 @@ class StepExpression:
         limits: QueryLimits = _LIMITS,
         listener: Listener = silent,
     ) -> None:
-        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate}
+        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate, "limits": limits}
         self._limits, self._listener = limits, listener
-        self.reads: tuple[str, ...] = self._ask("check")
+        self.reads: tuple[str, ...] = self._ask(check)
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
         """Return (R,) float64 for the columns `reads` (R, ...); NaN for NULL."""
-        values: np.ndarray = self._ask("evaluate", values=columns, time=time, trajectory=trajectory)
+        values: np.ndarray = self._ask(evaluate, values=columns, time=time, trajectory=trajectory)
         return values
 
-    def _ask(self, task: str, **arguments: Any) -> Any:
+    def _ask(self, task: Callable[..., Any], **arguments: Any) -> Any:
         return sandbox.ask(task, self._what | arguments, self._limits, listener=self._listener)
 
 

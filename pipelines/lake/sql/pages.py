@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.sql import query as sql
-from pipelines.lake.sql import sandbox
+from pipelines.lake.sql import catalog
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.selection import UsersText, expect_predicate, has_pieces, rows_of, running
 
@@ -96,15 +95,13 @@ def fetch_page(
         "backwards": bool(before and not after),
         "most": max(1, min(rows, _MOST_ROWS)),
     }
-    return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake, listener=listener)))
+    return TrajectoryPage(*catalog.ask(lake, page, arguments, limits, listener))
 
 
 def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listener = silent) -> dict[str, Any]:
     """Return `trajectories` and `steps` of those that match, and of complete episodes among them `episodes` (their
     number), `return_mean` and `success_mean`."""
-    found: dict[str, Any] = sql.healed(
-        lambda: sandbox.ask("count", {"where": where}, limits, lake=lake, listener=listener)
-    )
+    found: dict[str, Any] = catalog.ask(lake, count, {"where": where}, limits, listener)
     return found
 
 
@@ -117,9 +114,7 @@ def fetch_curve(
     if across not in _NUMBERS:
         raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
     arguments = {"where": where, "across": across, "bins": max(1, min(bins, 500))}
-    found: list[dict[str, Any]] = sql.healed(
-        lambda: sandbox.ask("curve", arguments, limits, lake=lake, listener=listener)
-    )
+    found: list[dict[str, Any]] = catalog.ask(lake, curve, arguments, limits, listener)
     return found
 
 

@@ -11,16 +11,18 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
 from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
-from pipelines.lake.sql import records
+from pipelines.lake.arrow import table_of_objects
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.steps import DERIVED, StepTable
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 Rows = list[tuple[Any, ...]]
-_T = TypeVar("_T")
 
 # How every database is opened: without access to other files and the network from the first statement on.
 CONFINED: dict[str, str | bool | int | float | list[str]] = {
@@ -58,14 +59,6 @@ _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
 class IndexDamaged(IntegrityError):
     """The index does not hold what it should: it is removed, and the query can be repeated."""
-
-
-def healed(ask: Callable[[], _T]) -> _T:
-    """Return the result of `ask`, called a second time if the first removed a damaged index."""
-    try:
-        return ask()
-    except IndexDamaged:
-        return ask()
 
 
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
@@ -192,14 +185,37 @@ def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     parsed(connection, text, before="select (\n", after="\n)")
 
 
+def _read_run_table(name: str, run: Path | None) -> pa.Table:
+    """Read a table of what a run directory records besides its lake; empty without a run.
+
+    `runs`: one row from `run.json`, `name`, `path` and its fields (nested ones as JSON text). `checkpoints`: a row for
+    every `checkpoints/NAME/checkpoint.json`, `name`, `update`, `time` and its other fields. `metrics`: a row for every
+    line of `metrics.jsonl`, a column for every metric, without a torn last line.
+    """
+    if run is None:
+        return table_of_objects([], {})
+    if name == "runs":
+        data = read_object(run / "run.json")
+        rows = [] if data is None else [{"name": run.resolve().name, "path": str(run), **data}]
+        return table_of_objects(rows, {"name": pa.string(), "path": pa.string()})
+    if name == "metrics":
+        return table_of_objects(list(read_objects(run / "metrics.jsonl")), {"update": pa.int64()})
+    rows = []
+    for path in sorted((run / "checkpoints").glob("*/checkpoint.json")):
+        data = read_object(path)
+        if data is not None and not path.parent.is_symlink():
+            rows.append({"name": path.parent.name, **data})
+    return table_of_objects(rows, {"name": pa.string(), "update": pa.int64(), "time": pa.float64()})
+
+
 def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener = silent) -> None:
     """Register the tables that the query uses and that are not in the index. UsageError if it is not harmless."""
     found = parsed(connection, query)
     if found is None:
         raise _not_a_query()
-    for name, load in records.TABLES.items():
+    for name in ("runs", "checkpoints", "metrics"):
         if name in found.tables or found.lists:
-            connection.register(name, load(lake.run) if lake.run else records.table([], {}))
+            connection.register(name, _read_run_table(name, lake.run))
     if found.lists or found.tables & {"collectors", "lineage"}:
         connection.register("collectors", collectors.table(lake))
         connection.execute(_LINEAGE)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, uid_array
-from pipelines.lake.sql import catalog, sandbox
+from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.uids import positions
@@ -65,8 +65,7 @@ def select(
     and for a weight that is not a number of at least 0.
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
-    within = limits or QueryLimits()
-    return SelectionResult(*sql.healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
+    return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
 
 
 def choose(
