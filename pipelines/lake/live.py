@@ -1,6 +1,10 @@
-"""The live trajectories of a lake, in a reproducible order. A refresh costs as much as there is new.
+"""What is live: the trajectories of a lake that count, in a reproducible order.
 
-Live = in a segment that is there - removed by the log - duplicates (by uid) - overlays whose base is not live.
+A refresh costs as much as there is new.
+
+Live = in a segment that is there - removed by the log - duplicates (by uid) - overlays whose base is not live. The log
+(`LakeLog`) answers for segments and expired trajectories, `choose_live` for duplicates and overlays. The SQL index
+applies the same two to what it stores.
 """
 
 from __future__ import annotations
@@ -24,6 +28,15 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
+
+
+def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.ndarray:
+    """Return (n,) bool: which of these trajectories, in the order of their precedence, count besides those `known`, to
+    which they are added. A uid counts once; `has_base` (n,) bool is False for an overlay without its base.
+    """
+    counts = has_base.copy()
+    counts[counts] = known.add(uids[counts])
+    return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,13 +381,12 @@ class LiveTable:
         file = self.file_of(id)
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        keep = self.log.alive(file, uids)
+        wanted = self.log.alive(file, uids)
         bases = None
         if footer.is_overlay:
             bases = self.bases_of(table)
-            keep &= bases[0] >= 0
-        wanted = uids[keep]
-        keep[keep] = first = self._seen.add(wanted)
+            wanted &= bases[0] >= 0
+        keep = choose_live(uids, wanted, self._seen)
         segment = Segment(
             number=number,
             id=id,
@@ -389,7 +401,7 @@ class LiveTable:
             bases=bases,
             episode=episode_numbers(table),
         )
-        copies, own = wanted[~first], [self.segments[each].uids for each in self._numbers(id)]
+        copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._numbers(id)]
         if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
             self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
         # A mask copies, which frees the footer's own buffers.

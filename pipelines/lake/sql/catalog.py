@@ -25,19 +25,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import storage_error
 from pipelines.files.locks import hold_lock
 from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments
-from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer
+from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer, uid_array
+from pipelines.lake.live import choose_live
 from pipelines.lake.log import LakeLog
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import Opened, QueryLimits
 from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage, require_lake
+from pipelines.lake.uids import UidSet
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -230,17 +233,12 @@ select segment, coalesce(s.trajectories, 0)::bigint as trajectories
 from bookkeeping.files f left join segments s using (segment)
 where f.state <> ?
 """
-# The first row of a uid is live, that of an overlay only if its base is there. Only rows that depend on what was added
-# or removed are considered.
-_SETTLE = """
-with mine as (
-    select rowid as place, uid, base_uid, live, row_number() over (partition by uid order by segment, row0) = 1 as first
-    from bookkeeping.rows where uid in (from touched) or base_uid in (from touched)),
-bases as (
-    select uid from bookkeeping.rows where base_uid is null and uid in (select base_uid from mine))
-update bookkeeping.rows set live = not live where rowid in (
-    select place from mine where live <> (first and (base_uid is null or base_uid in (from bases))))
+# The rows whose liveness may have changed.
+_TOUCHED = """
+select rowid as place, unhex(uid) as uid, base_uid, live from bookkeeping.rows
+where uid in (from touched) or base_uid in (from touched)
 """
+_BASES = "select distinct uid from bookkeeping.rows where base_uid is null and uid in (from wanted_bases)"
 
 
 def query(
@@ -526,8 +524,25 @@ def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
         "create or replace temp table touched as select distinct lower(hex(uid)) as uid from changed_uids"
     )
     connection.unregister("changed_uids")
-    connection.execute(_SETTLE)
+    found = connection.execute(_TOUCHED).to_arrow_table()
+    if not UidSet().add(_raw(found)).all():  # only then does precedence matter, and sorting costs as much as the rest
+        found = connection.execute(f"{_TOUCHED} order by segment, row0").to_arrow_table()
     connection.execute("drop table touched")
+    has_base = found["base_uid"].is_null().to_numpy()
+    if not has_base.all():
+        connection.register("wanted_bases", found.select(["base_uid"]))
+        bases = connection.execute(_BASES).to_arrow_table()["uid"].combine_chunks()
+        connection.unregister("wanted_bases")
+        has_base |= pc.is_in(found["base_uid"], bases).to_numpy()
+    wrong = choose_live(_raw(found), has_base, UidSet()) != found["live"].to_numpy()
+    if wrong.any():
+        connection.register("wrong", pa.table({"place": found["place"].filter(pa.array(wrong))}))
+        connection.execute("update bookkeeping.rows set live = not live where rowid in (from wrong)")
+        connection.unregister("wrong")
+
+
+def _raw(rows: pa.Table) -> np.ndarray:
+    return uid_array(rows["uid"].cast(pa.binary(16)))
 
 
 @dataclass
