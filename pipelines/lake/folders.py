@@ -131,13 +131,13 @@ class FolderWatcher:
 
         Each change is reported once; after an error the next iteration resumes there.
         """
-        root, settled = _stamp(self._storage, ROOT)
+        root, settled = read_stamp(self._storage, ROOT)
         if root != self._root:
             yield from self._arrange()
             self._root = root if settled else None
         due = []
         for folder in self._looked_at():
-            stamp, settled = _stamp(self._storage, f"{ROOT}/{folder}")
+            stamp, settled = read_stamp(self._storage, f"{ROOT}/{folder}")
             if stamp != self._stamps.get(folder):
                 due.append((folder, stamp if settled else None))
         for (folder, stamp), listed in zip(due, _listings(self._storage, [folder for folder, _ in due]), strict=True):
@@ -171,8 +171,10 @@ class FolderWatcher:
         return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
 
 
-def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
-    """Return the stamp of a folder, and whether any later change is certain to change it."""
+def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
+    """Return the stamp of a folder, and whether any later change is certain to change it: a file may appear within the
+    same tick of the file system's clock. StageFailed if the storage fails.
+    """
     now = time.time_ns()
     try:
         stamp = storage.stamp(folder)
@@ -266,13 +268,20 @@ class KeyWatcher:
             if self._everything:
                 self._recent_place = self._whole_place = ""
                 self._whole_began = time.monotonic()
-            yield self._list_newest(f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS))
+            after = f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS)
+            keys = self._storage.keys(after)
+            yield self._compare(after, _END, keys[: bisect.bisect_left(keys, _END)])
             if self._everything or self._looks % 2 == 0:
                 self.log = self._storage.names(LOG)
-            elif self._looks % 4 == 1 and self._is_whole_due:
-                yield self._list_whole()
+            elif self._looks % 4 == 1 and (self._whole_place or time.monotonic() - self._whole_began >= _ROUND_SECONDS):
+                if not self._whole_place:
+                    self._whole_began = time.monotonic()
+                self._whole_place, found = self._list_page(self._whole_place or f"{ROOT}/")
+                yield found
             else:
-                yield self._list_recent()
+                after = self._recent_place or self._before_newest(_RECENT_SECONDS)
+                self._recent_place, found = self._list_page(after)
+                yield found
         except OSError as error:
             raise storage_error(error, f"list '{self._storage.url()}'") from error
         self._everything = False
@@ -282,25 +291,6 @@ class KeyWatcher:
         """Return the key from which the names of the last `seconds` begin. A writer's clock may be ahead of ours."""
         start = max(0, min(self._newest, time.time_ns() // 1000) - int(seconds * 1e6))
         return f"{ROOT}/{time.strftime('%Y%m%d%H', time.gmtime(start // 1_000_000))}/{start:016x}"
-
-    def _list_newest(self, after: str) -> tuple[list[str], list[str]]:
-        keys = self._storage.keys(after)
-        return self._compare(after, _END, keys[: bisect.bisect_left(keys, _END)])
-
-    def _list_recent(self) -> tuple[list[str], list[str]]:
-        after = self._recent_place or self._before_newest(_RECENT_SECONDS)
-        self._recent_place, found = self._list_page(after)
-        return found
-
-    @property
-    def _is_whole_due(self) -> bool:
-        return bool(self._whole_place) or time.monotonic() - self._whole_began >= _ROUND_SECONDS
-
-    def _list_whole(self) -> tuple[list[str], list[str]]:
-        if not self._whole_place:
-            self._whole_began = time.monotonic()
-        self._whole_place, found = self._list_page(self._whole_place or f"{ROOT}/")
-        return found
 
     def _list_page(self, after: str) -> tuple[str, tuple[list[str], list[str]]]:
         """List a page; return where the next one begins ("" after the last), and what it changed."""

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,6 +189,22 @@ def hex_uids(uids: np.ndarray) -> list[str]:
 def table_of(columns: Mapping[str, Sequence[Any] | np.ndarray | pa.Array]) -> pa.Table:
     """Build the table of trajectories from columns of `TRAJECTORIES`."""
     return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
+
+
+def make_header(
+    *, overlay: bool, schema_id: str, writer: str, sequence: int, rows: int, columns: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Build the header of a segment that is committed now; `columns`: their names, in order, and CRC-32."""
+    return {
+        "format": FORMAT,
+        "kind": "overlay" if overlay else "steps",
+        "schema": schema_id,
+        "writer": writer,
+        "sequence": sequence,
+        "t_commit": time.time(),
+        "rows": rows,
+        "columns": dict(columns),
+    }
 
 
 def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:

@@ -309,7 +309,15 @@ class _Walk:
             except AmagoError as error:
                 if depth == 0:
                     raise
-                drawn.append(_unread(snapshot, str(error)))
+                drawn.append(
+                    LakeLineage(
+                        lake=snapshot["name"],
+                        id=snapshot["id"],
+                        schema=snapshot["schema"],
+                        segments=len(snapshot["segments"]),
+                        note=str(error),
+                    )
+                )
                 continue
             drawn.append(self._drawn(lake, snapshot, directory, depth))
         return CheckpointLineage(
@@ -383,16 +391,6 @@ class _Walk:
                 note=note,
                 origin=origin,
             )
-
-
-def _unread(snapshot: Mapping[str, Any], note: str) -> LakeLineage:
-    return LakeLineage(
-        lake=snapshot["name"],
-        id=snapshot["id"],
-        schema=snapshot["schema"],
-        segments=len(snapshot["segments"]),
-        note=note,
-    )
 
 
 def _live(

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -240,7 +239,7 @@ class OverlayWriter:
         if not whole and not {REWARD, TERMINATED, TRUNCATED} <= values.keys():
             raise ValueError("an overlay of a part of its base must store 'reward', 'terminated' and 'truncated'")
         changed: dict[str, Any] = {
-            "uid": _binary(uids),
+            "uid": pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(uids.tobytes())]),
             "row0": first + self._rows,
             "length": batch.rows - 1,
             "source": ["relabel"] * count,
@@ -299,17 +298,16 @@ class OverlayWriter:
         """Write the collected trajectories to temporary files."""
         if not self._tables:
             return
-        storage, values = self._storage, {c.name: _joined([v[c.name] for v in self._values]) for c in self.columns}
-        header = {
-            "format": footers.FORMAT,
-            "kind": "overlay",
-            "schema": self._schema_id,
-            "writer": self._writer,
-            "sequence": self._sequence + len(self._staged),
-            "t_commit": time.time(),
-            "rows": self._rows,
-            "columns": {name: checksum(array) for name, array in values.items()},
-        }
+        storage, each = self._storage, {c.name: [values[c.name] for values in self._values] for c in self.columns}
+        values = {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in each.items()}
+        header = footers.make_header(
+            overlay=True,
+            schema_id=self._schema_id,
+            writer=self._writer,
+            sequence=self._sequence + len(self._staged),
+            rows=self._rows,
+            columns={name: checksum(array) for name, array in values.items()},
+        )
         table = pa.concat_tables(self._tables)
         with explained(f"write a segment into '{storage.url()}'"):
             if self._log is None:
@@ -339,12 +337,3 @@ class OverlayWriter:
                     raise
             self._staged.pop(0)
         self._staged_bytes = 0
-
-
-def _binary(uids: np.ndarray) -> pa.Array:
-    raw = np.ascontiguousarray(uids)
-    return pa.Array.from_buffers(pa.binary(16), len(raw), [None, pa.py_buffer(raw.tobytes())])
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

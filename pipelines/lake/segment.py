@@ -187,16 +187,14 @@ def stage(
     said["uid"] = pa.Array.from_buffers(pa.binary(16), len(ends), [None, pa.py_buffer(uids)])
     said["row0"] = np.append(0, ends[:-1])
     values = {name: np.concatenate([item.columns[name] for item in items]) for name in names}
-    header = {
-        "format": footer.FORMAT,
-        "kind": "overlay" if overlay else "steps",
-        "schema": schema_id,
-        "writer": writer,
-        "sequence": sequence,
-        "t_commit": time.time(),
-        "rows": int(ends[-1]),
-        "columns": {name: checksum(values[name]) for name in names},
-    }
+    header = footer.make_header(
+        overlay=overlay,
+        schema_id=schema_id,
+        writer=writer,
+        sequence=sequence,
+        rows=int(ends[-1]),
+        columns={name: checksum(values[name]) for name in names},
+    )
     return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
 
 
@@ -255,6 +253,20 @@ def publish(storage: Storage, staged: StagedFiles, id: str) -> None:
     if staged.blob is not None:
         storage.publish(staged.blob, blob_key(id))
     storage.publish(staged.main, segment_key(id))
+
+
+def publish_new(storage: Storage, folders: FolderChooser, staged: StagedFiles, writer: str, *, overlay: bool) -> str:
+    """Publish the files as the only segment of `writer`; return its id. After an error nothing of them is left."""
+    id = ""
+    try:
+        id = new_segment(folders, writer, 0, overlay=overlay)
+        publish(storage, staged, id)
+    except BaseException:
+        staged.discard()
+        if id:
+            drop_orphan(storage, id)
+        raise
+    return id
 
 
 def drop_orphan(storage: Storage, id: str) -> None:

@@ -228,27 +228,25 @@ def _take(content: LogContent, kind: bytes, payload: memoryview | None) -> None:
 
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
     """Return the JSON of a frame: the shared fields "row", the others "each", and the sizes in "bytes"."""
-    columns = {name: _packed(values) if isinstance(values, np.ndarray) else values for name, values in each.items()}
+    # Arrays are encoded as they are: digits would take several times as long.
+    columns = {
+        name: {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
+        if isinstance(values, np.ndarray)
+        else values
+        for name, values in each.items()
+    }
     return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
-
-
-def _packed(values: np.ndarray) -> dict[str, str]:
-    """Encode an array as it is: digits would take several times as long."""
-    return {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
-
-
-def _values(packed: dict[str, str] | list[Any]) -> list[Any]:
-    """Decode a value of `_text`."""
-    if isinstance(packed, list):
-        return packed
-    return np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).tolist()
 
 
 def _unfolded(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
     """Yield the row and the bytes of each trajectory of a frame."""
     (length,) = struct.unpack_from("<I", payload)
     text, data = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
-    columns, start = [_values(packed) for packed in text["each"].values()], 0
+    columns = [
+        each if isinstance(each, list) else np.frombuffer(base64.b64decode(each["base64"]), each["dtype"]).tolist()
+        for each in text["each"].values()
+    ]
+    start = 0
     for values, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
         yield {**text["row"], **dict(zip(text["each"], values, strict=True))}, data[start : start + size]
         start += size

@@ -279,31 +279,27 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
         for column in columns
     }
     table = _table(sources)
-    header = {
-        "format": footers.FORMAT,
-        "kind": first.header["kind"],
-        "schema": first.header["schema"],
-        "sequence": 0,
-        "t_commit": time.time(),
-        "rows": rows,
-        "replaces": _replaces(sources),
-    }
+    replaces = _replaces(sources)
     writer = f"{REWRITTEN}.{lake.id[:8]}.{os.getpid():x}.{secrets.token_hex(4)}"
 
     def metadata() -> dict[str, str]:
-        crcs = {name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()}
-        return footers.metadata({**header, "writer": writer, "columns": crcs}, table)
+        header = footers.make_header(
+            overlay=first.is_overlay,
+            schema_id=first.header["schema"],
+            writer=writer,
+            sequence=0,
+            rows=rows,
+            columns={name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()},
+        )
+        return footers.metadata({**header, "replaces": replaces}, table)
 
-    staged, id = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata), ""
+    staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
     try:
         held()
-        id = segments.new_segment(FolderChooser(lake.storage), writer, 0, overlay=first.is_overlay)
-        segments.publish(lake.storage, staged, id)
     except BaseException:
         staged.discard()
-        if id:
-            segments.drop_orphan(lake.storage, id)
         raise
+    id = segments.publish_new(lake.storage, FolderChooser(lake.storage), staged, writer, overlay=first.is_overlay)
     held()
     moved = {source.id: id for source in sources}
     append(lake.storage, LogEntry(time=time.time(), reason="rewritten", moved=moved), after=position)

@@ -161,7 +161,11 @@ class RetentionThread:
     def _compact(self, held: Held) -> bool:
         """Return whether small segments were merged."""
         target = TARGET_BYTES // 2
-        allowed = self.limits.max_bytes or self._bytes_of(self.limits.max_steps)
+        allowed = self.limits.max_bytes
+        if not allowed:  # then the bytes that so many steps take here
+            stored = [file for file in self._inventory.files.values() if not file.is_overlay]
+            steps = sum(int(file.steps.sum()) for file in stored)
+            allowed = int(self.limits.max_steps * sum(file.bytes for file in stored) / steps) if steps else 0
         if allowed:
             target = max(min(target, allowed // _SHARE), 1)
         files = [file for id, file in self._inventory.files.items() if id not in self._left_alone]
@@ -172,12 +176,6 @@ class RetentionThread:
         self._left_alone |= {file.id for file in run} - set(written.replaced if written is not None else ())
         self._inventory.refresh()
         return written is not None
-
-    def _bytes_of(self, steps: int) -> int:
-        """Estimate the bytes that this many steps take here."""
-        files = [file for file in self._inventory.files.values() if not file.is_overlay]
-        stored = sum(int(file.steps.sum()) for file in files)
-        return int(steps * sum(file.bytes for file in files) / stored) if stored else 0
 
 
 def ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:

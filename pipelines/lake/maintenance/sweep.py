@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,19 +81,14 @@ def sweep(
             some = going[start : start + _TOGETHER]
             size += sum(stored_bytes(storage, id) for id in some)
             held()
-            _remove_segments(storage, some)
+            storage.remove(*map(segment_key, some))  # blobs last: a reader that finds a segment finds it complete
+            storage.remove(*map(blob_key, some))
             listener(Progress(stage="sweep", done=start + len(some), total=len(going), unit="segments"))
         held()
         _remove_wide_orphans(lake, names, listed, grace_seconds, age)
         log.shorten(listed - set(going))
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
-
-
-def _remove_segments(storage: Storage, ids: Sequence[str]) -> None:
-    """Delete the files of segments, blobs last: a reader that finds a segment finds it complete."""
-    storage.remove(*map(segment_key, ids))
-    storage.remove(*map(blob_key, ids))
 
 
 def _ages(storage: Storage, now: float) -> Callable[[str], float]:

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import storage_error
 from pipelines.files.locks import hold_lock
-from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments
+from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments, read_stamp
 from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer, uid_array
 from pipelines.lake.live import choose_live
 from pipelines.lake.log import LakeLog
@@ -39,7 +38,7 @@ from pipelines.lake.segment import stored_bytes
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import Opened, QueryLimits
-from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage, require_lake
+from pipelines.lake.storage import LocalStorage, Storage, require_lake
 from pipelines.lake.uids import UidSet
 
 if TYPE_CHECKING:
@@ -454,7 +453,11 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     _ignore_unreadable(lake, log, ids, known)
     states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
     kept = {
-        id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
+        id
+        for id, state in known.items()
+        if id in states
+        # An unreadable one is read again once its folder has changed.
+        and (state == states[id] or (state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed))
     }
     connection.begin()
     _forget(connection, known.keys() - kept)
@@ -473,11 +476,6 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     folders = [{"folder": name, **listed._asdict()} for name, listed in changed.items() if listed is not None]
     _insert(connection, "bookkeeping.folders", folders)
     connection.commit()
-
-
-def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
-    """Return whether a segment was unreadable and its folder has not changed since."""
-    return state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
 
 
 def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapping[str, str]) -> None:
@@ -620,22 +618,17 @@ def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, F
     due = {}
     try:
         for folder in here:
-            now, stamp = time.time_ns(), storage.stamp(folder)
+            stamp, settled = read_stamp(storage, folder)
             if stamp is None or folder not in known or known[folder].stamp != stamp:
-                settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
                 due[folder] = stamp if settled else None
         for (folder, stamp), names in zip(due.items(), storage.listings(list(due)), strict=True):
-            listed = FolderListing(stamp, _digest(names))
+            text = "\n".join(sorted(names)).encode(errors="surrogateescape")
+            listed = FolderListing(stamp, hashlib.blake2b(text, digest_size=16).hexdigest())
             if listed != known.get(folder):
                 found[folder] = listed
     except OSError as error:
         raise storage_error(error, f"list '{storage.url()}'") from error
     return found
-
-
-def _digest(names: Iterable[str]) -> str:
-    text = "\n".join(sorted(names))
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:

@@ -24,7 +24,6 @@ from pipelines.lake.folders import list_all
 from pipelines.lake.log import read_log
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.catalog import query
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -213,7 +212,11 @@ def find_duplicates(lakes: Sequence[Lake]) -> list[DuplicateExperience]:
                 groups[collectors.digest({"env": env, "seed": seed})].append((lake, name, seed))
     found = []
     for members in groups.values():
-        contents = [_contents(lake, name) for lake, name, _ in members] if len(members) > 1 else []
+        contents = []
+        for lake, name, _ in members if len(members) > 1 else ():
+            quoted = name.replace("'", "''")
+            sql = f"select crc, length from trajectories where collector = '{quoted}' and base_uid is null"
+            contents.append(Counter((crc, length) for crc, length in catalog.query(lake, sql)[1]))
         for place, (lake, name, seed) in enumerate(members[: len(contents)]):
             for other in range(place):
                 shared = (contents[place] & contents[other]).total()
@@ -224,13 +227,6 @@ def find_duplicates(lakes: Sequence[Lake]) -> list[DuplicateExperience]:
                     )
                     found.append(DuplicateExperience(shared, *names, seed))
     return found
-
-
-def _contents(lake: Lake, collector: str) -> Counter[tuple[int, int]]:
-    """Count the checksums and lengths of a collector's original trajectories."""
-    quoted = collector.replace("'", "''")
-    sql = f"select crc, length from trajectories where collector = '{quoted}' and base_uid is null"
-    return Counter((crc, length) for crc, length in query(lake, sql)[1])
 
 
 def _format_collector(lake: Lake, collector: str, lakes: Sequence[Lake]) -> str:

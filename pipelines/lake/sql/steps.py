@@ -66,7 +66,8 @@ class StepTable:
         blank = _Blank(schema, wanted, most)
         for found in trajectories():
             table = {name: found.column(i) for i, name in enumerate(found.schema.names)}
-            for first, last in _runs(table["segment"]):
+            ends = pc.run_end_encode(table["segment"]).run_ends.to_pylist()
+            for first, last in zip([0, *ends[:-1]], ends, strict=True):
                 part = {name: column.slice(first, last - first) for name, column in table.items()}
                 try:
                     for piece in _pieces(part, most):
@@ -151,12 +152,6 @@ class _Piece:
 
     def _place(self) -> np.ndarray:
         return np.repeat(np.arange(len(self._rows)), self._rows)
-
-
-def _runs(segments: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield the first and last + 1 index of equal neighbours."""
-    ends = pc.run_end_encode(segments).run_ends.to_pylist()
-    yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
