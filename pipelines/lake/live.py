@@ -132,6 +132,7 @@ class LiveTable:
         self._seen = UidSet()  # the live ones
         self._dropped: list[np.ndarray] = []  # uids that were live until now
         self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
+        self._orphaned: dict[str, np.ndarray] = {}  # overlay -> bases that it lost, while there were copies
         self._changed: set[int] = set()
         self._new: set[str] = set()  # there, not taken in yet
         self._counted = self._shared = 0  # segments that a refresh has counted; in the findings given so far
@@ -323,6 +324,9 @@ class LiveTable:
             place = np.searchsorted(old.row0, base_row0[rows], side="right") - 1
             alive = np.ones(len(base), dtype=bool)
             alive[rows] = moved_to[place] >= 0
+            if self._covered and not alive.all():  # a base may have a copy, which counts from now on
+                lost = old.uids[place[moved_to[place] < 0]]
+                self._orphaned[overlay.id] = np.append(self._orphaned.get(overlay.id, lost[:0]), lost)
             fresh = base_row0.copy()
             fresh[rows] += moved_to[place] - old.row0[place]
             self._dropped.append(overlay.uids[~alive])
@@ -330,15 +334,18 @@ class LiveTable:
             self._changed.add(overlay.number)
 
     def _uncover(self) -> None:
-        """Take in again the segments with another copy of what is no longer live: a trajectory that expired may be
-        derived or imported again, under the same uid.
+        """Take in again the segments with another copy of what is no longer live, and overlays of that: a trajectory
+        that expired may be derived or imported again, under the same uid.
         """
         if not self._dropped:
             return
         gone, self._dropped = np.concatenate(self._dropped), []
         self._seen.discard(gone)
         found = {id for id, uids in self._covered.items() if np.isin(uids, gone).any()}
-        self._covered = {id: uids for id, uids in self._covered.items() if id not in found}
+        for id in sorted(found):
+            copies = self._covered.pop(id)
+            found |= {overlay for overlay, bases in self._orphaned.items() if np.isin(bases, copies).any()}
+        self._orphaned = {id: bases for id, bases in self._orphaned.items() if id not in found}
         self._known -= found
         self._new |= found
 
@@ -426,6 +433,14 @@ class LiveTable:
                 found = place >= 0
                 base[rows[found]] = segment.number
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
+        lost = np.flatnonzero(base < 0)
+        lost = lost[self._seen.contains(uids[lost])]  # live in another segment, which has a copy
+        for segment in self.segments if len(lost) else ():
+            if not segment.is_overlay:
+                place = positions(segment.uids, uids[lost])
+                found = place >= 0
+                base[lost[found]] = segment.number
+                row0[lost[found]] = segment.row0[place[found]] + offset[lost[found]]
         return base, row0
 
     @property

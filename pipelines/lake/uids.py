@@ -95,6 +95,14 @@ class UidSet:
             self._runs.append(run)
         return new
 
+    def contains(self, uids: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which of `uids` ("S16") are here."""
+        wanted, found = halves(uids), np.zeros(len(uids), dtype=bool)
+        for known in self._runs:
+            place = np.minimum(known.place(wanted), len(known.first) - 1)
+            found |= ~known.at(place).differ(wanted)
+        return found
+
     def discard(self, uids: np.ndarray) -> None:
         """Remove those of `uids` ("S16") that are here."""
         gone = halves(uids)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
@@ -103,18 +104,17 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
             for key in keys:
                 lake.storage.forget(key)
             lake.storage.prefetch(keys)
-        try:
-            footer = check(lake, id)
-            if not log.is_superseded(id) and log.is_finished(id):
-                trajectories += int(log.select_unexpired(id, footer.uids()).sum())
-            size += stored_bytes(lake.storage, id)
-            if id in log.quarantined:
-                _release(lake, id, listener)
-        except FileNotFoundError:
-            pass  # expired meanwhile
-        except _Damage as damage:
-            corrupt.append(damage.found)
-            _mark_damaged(lake, damage.found, log, listener)
+        with contextlib.suppress(FileNotFoundError):  # it expired meanwhile
+            uids, damage = _check(lake, id)
+            if damage is not None:
+                corrupt.append(damage)
+                _mark_damaged(lake, damage, log, listener)
+            else:
+                if not log.is_superseded(id) and log.is_finished(id):
+                    trajectories += int(log.select_unexpired(id, uids).sum())
+                size += stored_bytes(lake.storage, id)
+                if id in log.quarantined:
+                    _release(lake, id, listener)
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
     return VerifyReport(
         segments_checked=len(ids),
@@ -152,29 +152,24 @@ def _find_missing(lake: Lake, known: Mapping[str, int], log: LakeLog) -> dict[st
     }
 
 
-class _Damage(Exception):
-    def __init__(self, found: _CorruptSegment) -> None:
-        super().__init__(found.reason)
-        self.found = found
-
-
-def check(lake: Lake, id: str) -> Footer:
-    """Read a segment completely. _Damage if anything differs from its footer, InputMissing for a newer format,
-    FileNotFoundError.
+def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
+    """Read a segment completely; return its uids ("S16") and the damage, if anything differs from its footer.
+    InputMissing for a newer format, FileNotFoundError.
     """
-    uids: tuple[str, ...] = ()
+    uids = np.zeros(0, "S16")
     try:
         footer = read_footer(lake.storage, id)
-        uids = tuple(hex_uids(footer.uids()))
+        uids = footer.uids()
         file = _open(lake, id, footer)
     except IntegrityError as error:
-        known = uids or tuple(catalog.remembered(lake, id))
-        raise _Damage(_CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
-    if wrong := segments.wrong_columns(file):
-        reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-        damaged = tuple(uid for uid, fine in zip(uids, segments.sound(file), strict=True) if not fine)
-        raise _Damage(_CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
-    return footer
+        known = tuple(hex_uids(uids)) or tuple(catalog.remembered(lake, id))
+        return uids, _CorruptSegment(segment=id, reason=str(error), trajectories=known)
+    wrong = segments.wrong_columns(file)
+    if not wrong:
+        return uids, None
+    reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
+    damaged = tuple(hex_uids(uids[~segments.sound(file)]))
+    return uids, _CorruptSegment(segment=id, reason=reason, trajectories=tuple(hex_uids(uids)), damaged=damaged)
 
 
 def _open(lake: Lake, id: str, footer: Footer) -> SegmentFile:
@@ -198,7 +193,7 @@ def _mark_damaged(lake: Lake, found: _CorruptSegment, log: LakeLog, listener: Li
                 _remember(lake, found.segment)
         if found.segment not in log.quarantined:
             with lease(lake):
-                enter(lake, found.segment, {name: value for name, value in asdict(found).items() if name != "segment"})
+                _enter(lake, found.segment, {name: value for name, value in asdict(found).items() if name != "segment"})
     except (AmagoError, ValueError) as error:  # ValueError: a foreign name that no entry can hold
         text = f"{found.reason}; it cannot be quarantined: {error}"
     listener(Notice(text=text, level="warning"))
@@ -213,7 +208,7 @@ def _release(lake: Lake, id: str, listener: Listener) -> None:
         listener(Notice(text=text, level="warning"))
 
 
-def enter(lake: Lake, id: str, damage: Mapping[str, Any] | None) -> None:
+def _enter(lake: Lake, id: str, damage: Mapping[str, Any] | None) -> None:
     """Quarantine a segment, with what is known of its damage, or end that (None). Under the maintenance lease."""
     append(
         lake.storage,
@@ -226,24 +221,24 @@ def _remember(lake: Lake, id: str) -> None:
     it.
     """
     known = catalog.remembered_footer(lake, id)
-    if known is None or lake.storage.exists(memory_key(id)):
+    if known is None or lake.storage.exists(_memory_key(id)):
         return
     facts, table = known
     header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
     whole = [0, table.num_rows]
     header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
     header["replaces"] = dict.fromkeys(facts["replaces"], whole)  # which part was which is not recorded
-    lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
+    lake.storage.write(_memory_key(id), json.dumps(metadata(header, table)).encode())
 
 
 def release(lake: Lake, id: str) -> None:
     """End the quarantine of a segment. StageFailed if the storage fails."""
-    enter(lake, id, None)
-    with explained(f"remove '{lake.storage.url(memory_key(id))}'"):
-        lake.storage.remove(memory_key(id))
+    _enter(lake, id, None)
+    with explained(f"remove '{lake.storage.url(_memory_key(id))}'"):
+        lake.storage.remove(_memory_key(id))
 
 
-def memory_key(id: str) -> str:
+def _memory_key(id: str) -> str:
     """Return the key of the footer that the index recorded for a segment."""
     return f"{QUARANTINE}/{id.rpartition('/')[2]}.footer"
 
@@ -312,7 +307,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
                 release(lake, id)
             else:
                 damage = log.quarantined.get(id, {"trajectories": list(uids)})
-                enter(lake, id, {**damage, "repaired": time.time(), "into": made[id], "lost": gone})
+                _enter(lake, id, {**damage, "repaired": time.time(), "into": made[id], "lost": gone})
     return RepairResult(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
 
 
@@ -399,7 +394,7 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
 def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
     """Return the header and trajectories of a segment as recorded when it was marked."""
     try:
-        memory = json.loads(lake.storage.read(memory_key(id)))
+        memory = json.loads(lake.storage.read(_memory_key(id)))
         texts = {name.encode(): text.encode() for name, text in memory.items()}
         footer = footers.decode(texts, id)
         return dict(footer.header), footer.trajectories
