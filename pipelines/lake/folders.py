@@ -135,8 +135,12 @@ class FolderWatcher:
         if root != self._root:
             yield from self._arrange()
             self._root = root if settled else None
-        due = []
-        for folder in self._looked_at():
+        looked_at, due = self._watched, []
+        if self._others:
+            if self._turn >= len(self._others):
+                self._turn = 0
+            looked_at = sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
+        for folder in looked_at:
             stamp, settled = read_stamp(self._storage, f"{ROOT}/{folder}")
             if stamp != self._stamps.get(folder):
                 due.append((folder, stamp if settled else None))
@@ -162,13 +166,6 @@ class FolderWatcher:
         for folder in self._names.keys() - set(here):
             self._stamps.pop(folder, None)
             yield [], _ids(folder, self._names.pop(folder))
-
-    def _looked_at(self) -> list[str]:
-        if not self._others:
-            return self._watched
-        if self._turn >= len(self._others):
-            self._turn = 0
-        return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
 
 
 def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:

@@ -161,7 +161,9 @@ class LiveTable:
         self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
         self._learn(self._new)
         self._settle()
-        self._drop_vanished(vanished)
+        # A file that was gone at the last refresh already, and whose trajectories have not moved to another one.
+        held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
+        self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
         new = sorted(self._new - self._known)
         prefetch_footers(self._storage, (id for id in new if not self.log.hides(id)))
@@ -289,11 +291,6 @@ class LiveTable:
             found = (place >= 0) & self.log.alive(id, segment.uids)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self.files.setdefault(id, []).extend(moved)
-
-    def _drop_vanished(self, vanished: Iterable[str]) -> None:
-        """Drop trajectories whose file was gone at the last refresh already, and that no other file has."""
-        held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
-        self._drop([id for id in held if not self._storage.exists(segment_key(id))])
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Drop the trajectories of files that are gone."""

@@ -240,7 +240,13 @@ def stage_files(
     wide = [c for c in columns if c.is_blob]
     blob = atomic.stage(tmp, writer, lambda file: write_blob(file, wide, values)) if wide else None
     try:
-        main = atomic.stage(tmp, writer, lambda file: _write_main(file, plain, values, metadata()))
+        batch = pa.record_batch([to_arrow(c, values[c.name]) for c in plain], schema=arrow_schema(plain))
+
+        def write_main(file: BinaryIO) -> None:
+            with pa.ipc.new_file(file, batch.schema, metadata=metadata()) as main:
+                main.write_batch(batch)
+
+        main = atomic.stage(tmp, writer, write_main)
     except BaseException:
         if blob is not None:
             blob.unlink(missing_ok=True)
@@ -311,14 +317,6 @@ def checksum(values: np.ndarray, crc: int = 0) -> int:
     return zlib.crc32(values.reshape(-1).view(np.uint8).data, crc)
 
 
-def _write_main(
-    file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray], metadata: dict[str, str]
-) -> None:
-    batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
-    with pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
-        writer.write_batch(batch)
-
-
 class SegmentFile:
     """A mapped segment. `columns` are read-only views of the file (rows, *shape), without wide columns.
 
@@ -352,14 +350,11 @@ class SegmentFile:
         except UNREADABLE as error:
             raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
         if blobs:
-            beside = blob_path(path) if wide is None else self._fetched(wide)
+            try:
+                beside = blob_path(path) if wide is None else wide()
+            except FileNotFoundError as error:
+                raise IntegrityError(f"segment '{path}' is damaged: its wide columns are gone") from error
             self._blob = BlobFile(beside, blobs, self.rows, scattered=scattered, cache=cache)
-
-    def _fetched(self, wide: Callable[[], Path]) -> Path:
-        try:
-            return wide()
-        except FileNotFoundError as error:
-            raise IntegrityError(f"segment '{self.path}' is damaged: its wide columns are gone") from error
 
     @property
     def batch_rows(self) -> int:

@@ -204,26 +204,22 @@ def parse(data: bytes) -> LogContent:
     for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
         content.valid = end
         try:
-            _take(content, kind, payload)
+            if payload is None:
+                content.damaged += 1
+            elif kind == b"H":
+                content.header = dict(json.loads(bytes(payload)))
+            elif kind == b"S":
+                content.marks.append(bytes(payload).decode())
+            elif kind == b"M":
+                for row, values in _unfold(payload):
+                    if zlib.crc32(values) == row["crc"]:
+                        content.records.append((row, values))
+                    else:
+                        content.damaged += 1
         except MALFORMED:
             content.damaged += 1
     content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
-
-
-def _take(content: LogContent, kind: bytes, payload: memoryview | None) -> None:
-    if payload is None:
-        content.damaged += 1
-    elif kind == b"H":
-        content.header = dict(json.loads(bytes(payload)))
-    elif kind == b"S":
-        content.marks.append(bytes(payload).decode())
-    elif kind == b"M":
-        for row, data in _unfolded(payload):
-            if zlib.crc32(data) == row["crc"]:
-                content.records.append((row, data))
-            else:
-                content.damaged += 1
 
 
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
@@ -238,7 +234,7 @@ def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray]
     return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
 
 
-def _unfolded(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
+def _unfold(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
     """Yield the row and the bytes of each trajectory of a frame."""
     (length,) = struct.unpack_from("<I", payload)
     text, data = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -91,19 +90,16 @@ class RetentionThread:
             seconds = regular if self._try(leave=True) else _LEFT_SECONDS
 
     def _try(self, *, leave: bool = False) -> bool:
-        """Look, unless (with `leave`) another process does so regularly; return False then."""
+        """Look; with `leave`, return False instead if another process has maintained the lake since the last call."""
         try:
-            if leave and self._is_left_to_another():
-                return False
+            if leave:
+                before, self._other = self._other, self.lake.storage.held_by_another("maintenance")
+                if self._other not in ("", before):
+                    return False
             self.look()
         except (AmagoError, OSError) as error:
             self._warn(f"lake '{self.lake.name}' cannot be maintained at the moment: {error}")
         return True
-
-    def _is_left_to_another(self) -> bool:
-        """Return whether another process has maintained the lake since this was last asked."""
-        before, self._other = self._other, self.lake.storage.held_by_another("maintenance")
-        return self._other not in ("", before)
 
     def _warn(self, text: str) -> None:
         if text not in self._reported:
@@ -114,7 +110,12 @@ class RetentionThread:
         """Expire, merge and delete what is due, unless another process maintains the lake."""
         try:
             with lease(self.lake, wait_seconds=0.0) as holds:
-                held = partial(self._require, holds)
+
+                def held() -> None:
+                    holds()
+                    if self._abandoned:
+                        raise _Abandoned
+
                 self._inventory.refresh()
                 self._inventory.log.require_whole()
                 if self._expire(held) | (self._merge and self._compact(held)):
@@ -125,12 +126,6 @@ class RetentionThread:
                     self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
         except (Locked, _Abandoned):
             return
-
-    def _require(self, held: Held) -> None:
-        """Raise if the lease was lost, or what is left shall be abandoned."""
-        held()
-        if self._abandoned:
-            raise _Abandoned
 
     def _expire(self, held: Held) -> bool:
         """Return whether anything expired."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from pipelines.lake.folders import (
 from pipelines.lake.log import Held, LogEntry, append
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.segment import stored_bytes
-from pipelines.lake.storage import LocalStorage, Storage
+from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -69,7 +69,14 @@ def sweep(
         if unfinished:  # also keeps a maintainer whose lease ran out from finishing it
             append(storage, LogEntry(time=now, reason="left unfinished", segments=unfinished), after=log.last)
             inventory.refresh()
-        age = _ages(storage, now)
+
+        @functools.cache
+        def age(key: str) -> float:
+            try:
+                return max(0.0, storage.age(key, now))
+            except FileNotFoundError:
+                return 0.0
+
         due = {
             id: age(f"{LOG}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
             for id in listed
@@ -89,17 +96,6 @@ def sweep(
         log.shorten(listed - set(going))
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
-
-
-def _ages(storage: Storage, now: float) -> Callable[[str], float]:
-    @functools.cache
-    def age(key: str) -> float:
-        try:
-            return max(0.0, storage.age(key, now))
-        except FileNotFoundError:
-            return 0.0
-
-    return age
 
 
 def _has_log(lake: Lake, id: str) -> bool:
@@ -125,16 +121,13 @@ def _remove_leftovers(lake: Lake) -> None:
     """Delete files of dead rewriters (the holder of the lease is the only living one) and empty folders."""
     for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
         path.unlink(missing_ok=True)
-    if isinstance(lake.storage, LocalStorage):
-        for folder in _left_behind(lake.storage):
+    storage, now = lake.storage, time.time()
+    if isinstance(storage, LocalStorage):
+        hours = list(by_hour(folders(storage, ROOT)).values())
+        # No writer publishes in these: of hours long past, and filled before the last of an hour.
+        quiet = [name for opened in hours[:-WATCHED_HOURS] for name in opened]
+        filled = [name for opened in hours[-WATCHED_HOURS:] for name in opened[:-1]]
+        quiet += [name for name in filled if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS]
+        for folder in quiet:
             with contextlib.suppress(OSError):  # not empty
-                os.rmdir(lake.storage.root / ROOT / folder)
-
-
-def _left_behind(storage: LocalStorage) -> Iterator[str]:
-    """Yield folders in which no writer publishes: of hours long past, and those filled before the last of an hour."""
-    hours, now = list(by_hour(folders(storage, ROOT)).values()), time.time()
-    for opened in hours[:-WATCHED_HOURS]:
-        yield from opened
-    for opened in hours[-WATCHED_HOURS:]:
-        yield from (name for name in opened[:-1] if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS)
+                os.rmdir(storage.root / ROOT / folder)

@@ -451,7 +451,11 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     log.refresh()  # after the listing: it names every rewritten segment
     ids = sorted({*list_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
     _ignore_unreadable(lake, log, ids, known)
-    states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
+    # The state of a segment changes when trajectories of it expire.
+    states = {
+        id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
+        for id in ids
+    }
     kept = {
         id
         for id, state in known.items()
@@ -488,11 +492,6 @@ def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapp
                 continue
             except AmagoError:  # reported when its rows are read
                 log.ignore(id)
-
-
-def _describe_deaths(log: LakeLog, id: str) -> str:
-    """Return a text that changes when trajectories of a segment expire."""
-    return f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
 
 
 def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
