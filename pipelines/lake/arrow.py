@@ -61,7 +61,7 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
     return values.view(column.dtype).reshape(rows, *column.shape)
 
 
-def mapped(path: Path, *, scattered: bool) -> mmap.mmap:
+def map_file(path: Path, *, scattered: bool) -> mmap.mmap:
     """Map a file for reading. `scattered`: short ranges anywhere will be read, so the kernel should not read ahead."""
     with open_regular(path) as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -319,7 +319,7 @@ class _Walk:
                     )
                 )
                 continue
-            drawn.append(self._drawn(lake, snapshot, directory, depth))
+            drawn.append(self._trace_lake(lake, snapshot, directory, depth))
         return CheckpointLineage(
             run=str(directory.path),
             identity=directory.identity,
@@ -328,7 +328,7 @@ class _Walk:
             lakes=tuple(drawn),
         )
 
-    def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
+    def _trace_lake(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
         follower, parts = _live(lake, snapshot, self.listener)
         sources = _sources(lake, follower, parts)
         known = dict(collectors.read_all(lake))
@@ -346,7 +346,7 @@ class _Walk:
             sources=tuple(sources),
             collectors={name: known[name] for name in names if name in known},
             moved={s.id: s.file for s in follower.segments if s.file != s.id},
-            gone=tuple(_gone(lake, [id for id in snapshot["segments"] if id not in present])),
+            gone=tuple(_explain_missing(lake, [id for id in snapshot["segments"] if id not in present])),
             behaviour=tuple(self._behaviour(lake, sources, known, directory, depth)),
         )
 
@@ -452,7 +452,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
     ]
 
 
-def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
+def _explain_missing(lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
     """Yield what the log says of segments that cannot be read."""
     log = read_log(lake.storage)
     for id in ids:

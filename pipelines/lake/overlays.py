@@ -210,7 +210,7 @@ class OverlayWriter:
         for column in self.columns:
             if values[column.name].shape != (int(batch.rows.sum()), *column.shape):
                 raise ValueError(f"column '{column.name}' has the shape {values[column.name].shape}")
-        self._tables.append(self._described(base, table, batch, values, uids, method))
+        self._tables.append(self._describe(base, table, batch, values, uids, method))
         self._values.append(values)
         size = sum(array.nbytes for array in values.values())
         self.trajectories += len(batch)
@@ -223,7 +223,7 @@ class OverlayWriter:
             if self._staged_bytes >= self._held_bytes:
                 self._publish()
 
-    def _described(
+    def _describe(
         self,
         base: str,
         table: pa.Table,

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pipelines.errors import IntegrityError
 from pipelines.files import atomic
 from pipelines.lake import footer
-from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
+from pipelines.lake.arrow import UNREADABLE, arrow_schema, map_file, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.folders import FolderChooser, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
@@ -96,7 +96,7 @@ class BlobFile:
         self.path, self.rows = path, rows
         self._cache = cache if cache is not None else BlobCache()
         try:
-            file = pa.py_buffer(mapped(path, scattered=scattered))
+            file = pa.py_buffer(map_file(path, scattered=scattered))
             reader = _reader(file)
             self.batch_rows = int((reader.metadata or {})[_ROWS_KEY])
             same = reader.schema.equals(arrow_schema(columns))
@@ -182,7 +182,7 @@ def stage(
 ) -> StagedFiles:
     """Write the files of a writer's segment number `sequence` into `tmp`. An OSError leaves nothing behind."""
     names = [c.name for c in columns]
-    said = _said(items)
+    said = _build_table(items)
     ends, uids = np.cumsum(np.asarray(said["length"]) + 1), b"".join(chain.from_iterable(item.uids for item in items))
     said["uid"] = pa.Array.from_buffers(pa.binary(16), len(ends), [None, pa.py_buffer(uids)])
     said["row0"] = np.append(0, ends[:-1])
@@ -198,7 +198,7 @@ def stage(
     return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
 
 
-def _said(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
+def _build_table(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
     """Build the footer's table by columns; what the trajectories of an item share is converted once."""
     said: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
     item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
@@ -336,7 +336,7 @@ class SegmentFile:
         self.path, self.schema_columns = path, schema_columns
         self._blob: BlobFile | None = None
         try:
-            reader = pa.ipc.open_file(pa.py_buffer(mapped(path, scattered=scattered)))
+            reader = pa.ipc.open_file(pa.py_buffer(map_file(path, scattered=scattered)))
             self.footer = footer.decode(dict(reader.metadata), str(path))
             self.rows = int(self.footer.header["rows"])
             stored = [c for c in schema_columns if c.name in self.footer.columns]
@@ -456,7 +456,7 @@ def column_checksum(file: SegmentFile, name: str) -> int | None:
     return _checksum(file, [name], _plain_bytes(file), 0, file.rows)
 
 
-def sound(file: SegmentFile, keep: np.ndarray | None = None) -> np.ndarray:
+def check_trajectories(file: SegmentFile, keep: np.ndarray | None = None) -> np.ndarray:
     """Return (n,) bool: which trajectories have the bytes with which they were written, among those of the mask `keep`
     (None: all).
     """

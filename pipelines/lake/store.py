@@ -327,18 +327,18 @@ def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the l
     a, b = dict(ours.observation), dict(theirs.observation)
     here, there = sides
     phrases = [
-        f"{name}: {_shown(a.get(name))} {here}, {_shown(b.get(name))} {there}"
+        f"{name}: {_format_space(a.get(name))} {here}, {_format_space(b.get(name))} {there}"
         for name in dict.fromkeys([*a, *b])
         if a.get(name) != b.get(name)
     ]
     if ours.action != theirs.action:
-        phrases.append(f"action: {_shown(ours.action)} {here}, {_shown(theirs.action)} {there}")
+        phrases.append(f"action: {_format_space(ours.action)} {here}, {_format_space(theirs.action)} {there}")
     if not phrases:
         phrases.append("the order of the observation's columns")
     return phrases
 
 
-def _shown(space: Any) -> str:
+def _format_space(space: Any) -> str:
     if space is None:
         return "nothing"
     fields = space_to_json(space)

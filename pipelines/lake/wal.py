@@ -165,13 +165,13 @@ class Log:
         self._size += total
 
 
-def _let_go() -> None:
+def _close_all() -> None:
     """Close all logs in a forked child, which must not keep its parent's locks."""
     for log in list(_open):
         log.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_all)
 
 
 @dataclass

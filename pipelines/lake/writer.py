@@ -100,11 +100,11 @@ class Writer:
 
     def append_many(self, trajectories: Trajectories) -> list[str]:
         """Store several trajectories at once, at a fraction of the cost each. Either all are stored or none."""
-        stored, rows = checked(self.columns, trajectories.columns, trajectories.rows), trajectories.rows
+        stored, rows = encode_columns(self.columns, trajectories.columns, trajectories.rows), trajectories.rows
         infos = Infos.of(trajectories.infos)
         if len(infos) != len(rows):
             raise ValueError(f"{len(infos)} trajectories are described, {len(rows)} given")
-        each = {name: described(name, values) for name, values in infos.each.items()}
+        each = {name: encode_field(name, values) for name, values in infos.each.items()}
         return self._append(stored, rows, _row_of(infos.shared), {**each, **_summaries(stored, rows)})
 
     def poll(self) -> None:
@@ -185,7 +185,9 @@ class Writer:
         return Log.create(self._storage.local / "wal" / f"{name}.wal", header, tmp=self._storage.local / "tmp")
 
 
-def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
+def encode_columns(
+    columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: Sequence[int]
+) -> dict[str, np.ndarray]:
     """Return `values` in storage form and order. ValueError unless names, dtypes, shapes and numbers of rows fit.
 
     `rows`: of each of the consecutive trajectories in `values`.
@@ -210,10 +212,10 @@ def _row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
     ValueError unless the footer can hold them: what is logged must be sealable.
     """
-    return {name: described(name, [value])[0] for name, value in vars(info).items()}
+    return {name: encode_field(name, [value])[0] for name, value in vars(info).items()}
 
 
-def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+def encode_field(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
     """Return a field of several trajectories; see `_row_of`."""
     if (
         isinstance(values, np.ndarray)

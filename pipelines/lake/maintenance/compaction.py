@@ -94,7 +94,7 @@ def compact(
         planned = plan(inventory, rules or CompactionRules())
         before = _totals(inventory)
         if dry_run:
-            return _foreseen(planned, before)
+            return _predict(planned, before)
         inventory.log.require_whole()
         expire_orphans(inventory)
         done, trajectories = [], 0
@@ -116,10 +116,10 @@ def plan(inventory: FileTable, rules: CompactionRules) -> list[list[File]]:
     writing = any((inventory.lake.local / "wal").glob("*.wal"))
     newest = time.time() - (rules.settle_seconds if writing else 0.0)
     settled = [file for file in inventory.files.values() if file.alive.any() and file.times.max() <= newest]
-    return runs(settled, small_bytes=rules.small_bytes, target_bytes=rules.target_bytes)
+    return group_runs(settled, small_bytes=rules.small_bytes, target_bytes=rules.target_bytes)
 
 
-def runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[list[File]]:
+def group_runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[list[File]]:
     """Group small or half dead files of one schema, kind and set of columns into runs, in the order of their ids. A run
     has several files, or one that is half dead; their live bytes fit the target.
     """
@@ -149,7 +149,7 @@ def _totals(inventory: FileTable) -> tuple[int, int]:
     return len(live), sum(live)
 
 
-def _foreseen(planned: list[list[File]], before: tuple[int, int]) -> CompactionResult:
+def _predict(planned: list[list[File]], before: tuple[int, int]) -> CompactionResult:
     files = [file for run in planned for file in run]
     return CompactionResult(
         runs=tuple(tuple(file.id for file in run) for run in planned),
@@ -218,7 +218,7 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | Non
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
         file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
         segments.require_cover(file)
-        if not np.array_equal(segments.sound(file, part.keep), part.keep):
+        if not np.array_equal(segments.check_trajectories(file, part.keep), part.keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
     except IntegrityError as error:
         text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
@@ -227,11 +227,11 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | Non
     stops = np.cumsum(file.footer.trajectories["length"].to_numpy() + 1)[part.keep]
     starts = stops - file.footer.trajectories["length"].to_numpy()[part.keep] - 1
     return _SoundPart(
-        part.id, part.keep, file.footer, file, tuple(_joined(zip(starts.tolist(), stops.tolist(), strict=True)))
+        part.id, part.keep, file.footer, file, tuple(_join_spans(zip(starts.tolist(), stops.tolist(), strict=True)))
     )
 
 
-def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
         if joined and joined[-1][1] == start:
@@ -275,7 +275,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
     values: dict[str, Any] = {
-        column.name: _Wide(column, sources, rows) if column.is_blob else _gathered(column, sources, rows)
+        column.name: _Wide(column, sources, rows) if column.is_blob else _gather(column, sources, rows)
         for column in columns
     }
     table = _table(sources)
@@ -306,7 +306,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
 
 
-def _gathered(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndarray:
+def _gather(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndarray:
     out, filled = np.empty((rows, *column.shape), dtype=column.dtype), 0
     for source in sources:
         for start, stop in source.spans:

@@ -129,7 +129,7 @@ class _CopyJob:
                 except FileNotFoundError:  # rewritten and swept meanwhile
                     self._missed = True
                 except IntegrityError as error:
-                    self._damaged(id, str(error))
+                    self._report_damage(id, str(error))
                 what = "derived" if overlays else "copy"
                 self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
             self._flush()
@@ -180,12 +180,12 @@ class _CopyJob:
                 self._copy_file(id, footer)
                 return
             except IntegrityError as error:
-                self._damaged(id, str(error))
+                self._report_damage(id, str(error))
         for uid in hex_uids(uids[missing]):
             try:
                 self._take(uid)
             except IntegrityError as error:
-                self._damaged(id, str(error))
+                self._report_damage(id, str(error))
 
     def _register(self, schema_id: str) -> None:
         known = set(self.target.schemas())
@@ -286,7 +286,7 @@ class _CopyJob:
             self.done.bytes += size
         self._pending, self._pending_bytes = {}, 0
 
-    def _damaged(self, id: str, reason: str) -> None:
+    def _report_damage(self, id: str, reason: str) -> None:
         if id not in self.done.damaged:
             self.done.damaged.append(id)
             text = f"{reason}; only its undamaged trajectories are copied"

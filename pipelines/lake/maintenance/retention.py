@@ -137,12 +137,12 @@ def expire(
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
         if dry_run:
-            return ExpiryResult(plan, _left(inventory, plan), None)
+            return ExpiryResult(plan, _count_left(inventory, plan), None)
         held()
         carry_out(lake, plan, reason=_reason(limits))
         inventory.refresh()
         expire_orphans(inventory)
-        left = _left(inventory, ExpiryPlan((), 0, 0))
+        left = _count_left(inventory, ExpiryPlan((), 0, 0))
         return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
 
 
@@ -330,7 +330,7 @@ def _among(uids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return positions(chosen, uids, np.arange(len(chosen))) >= 0
 
 
-def _left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
+def _count_left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
     gone = {part.file.id: part.mask for part in plan.going}
     trajectories, steps, size = 0, 0, 0.0
     for id, file in inventory.files.items():

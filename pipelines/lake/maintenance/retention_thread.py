@@ -164,7 +164,7 @@ class RetentionThread:
         if allowed:
             target = max(min(target, allowed // _SHARE), 1)
         files = [file for id, file in self._inventory.files.items() if id not in self._left_alone]
-        run = ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
+        run = choose_ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
         if not run:
             return False
         written = rewrite(self.lake, [SegmentPart(file.id, file.alive) for file in run], held, listener=self._listener)
@@ -173,7 +173,7 @@ class RetentionThread:
         return written is not None
 
 
-def ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
+def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
     """Choose small files of one kind that are worth merging now, in the order of their ids; none if there are few.
 
     They are the newest, of similar size: merging files again and again as they grow would write every byte many times.

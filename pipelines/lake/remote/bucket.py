@@ -342,7 +342,7 @@ class Bucket:
                 store.delete(some)
 
         for some in bulk:
-            self._repeated(functools.partial(delete, some))
+            self._repeat(functools.partial(delete, some))
 
     def now(self, name: str) -> float:
         """Return the time of the store's clock, never a later one. It is read by writing the object `name`, and for
@@ -362,9 +362,9 @@ class Bucket:
             with self._asking(name, writing=True) as store:
                 return _version(store.put(name, content, mode=mode))
 
-        return self._repeated(put)
+        return self._repeat(put)
 
-    def _repeated(self, act: Callable[[], T]) -> T:
+    def _repeat(self, act: Callable[[], T]) -> T:
         """Call `act`, again if its answer is lost: the client does not repeat what may have succeeded."""
         for pause in _PAUSES:
             try:
@@ -420,11 +420,11 @@ class Bucket:
 
     @functools.cached_property
     def _hurried(self) -> Any:
-        return _connected(self.location, _HURRIED)
+        return _open_client(self.location, _HURRIED)
 
     @functools.cached_property
     def _patient(self) -> Any:
-        return _connected(self.location, PATIENT)
+        return _open_client(self.location, PATIENT)
 
 
 @functools.lru_cache(maxsize=32)
@@ -463,7 +463,7 @@ def _require_obstore() -> None:
         ) from error
 
 
-def _connected(location: Location, retries: int) -> Any:
+def _open_client(location: Location, retries: int) -> Any:
     """Return obstore's client of a bucket."""
     from obstore import store as module
 

@@ -289,13 +289,13 @@ def _healed(answer: Callable[[], _T]) -> _T:
         return answer()
 
 
-def remembered(lake: Lake, segment: str) -> list[str]:
+def recall_uids(lake: Lake, segment: str) -> list[str]:
     """Return the uids that the index, without being updated, has for a segment; none if it cannot be read."""
     found = _recall(lake, "select uid from bookkeeping.rows where segment = ?", [segment])
     return [] if found is None else found["uid"].to_pylist()
 
 
-def remembered_segments(lake: Lake) -> dict[str, int]:
+def recall_segments(lake: Lake) -> dict[str, int]:
     """Return the visible segments and their numbers of trajectories as of the index, without updating it; none if it
     cannot be read.
     """
@@ -312,14 +312,14 @@ def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
         return None
 
 
-def modified(lake: Lake) -> float:
+def read_index_time(lake: Lake) -> float:
     """Return when the index was written; 0 if there is none."""
     with contextlib.suppress(OSError):
         return os.stat(_index(lake)).st_mtime
     return 0.0
 
 
-def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
+def recall_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
     """Return a segment's row of the table `segments` and its live trajectories by `TRAJECTORIES`, both as of the index
     without updating it; None if it does not have them.
     """
@@ -375,7 +375,7 @@ def _open(
 ) -> duckdb.DuckDBPyConnection:
     try:
         with contextlib.ExitStack() as opened:
-            connection: duckdb.DuckDBPyConnection | None = _up_to_date(lake, opened, megabytes)
+            connection: duckdb.DuckDBPyConnection | None = _open_current(lake, opened, megabytes)
             if connection is None:
                 opened.close()
                 _bring_up_to_date(lake, wait=wait)
@@ -394,7 +394,7 @@ def _open(
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
-def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
+def _open_current(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
     """Return a connection to the index under its shared lock, both left in `opened`; None if it is outdated."""
     opened.enter_context(hold_lock(_lock(lake), shared=True))
     if not os.path.lexists(_index(lake)):
@@ -404,13 +404,13 @@ def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None)
         known = _folders(connection)
     except (duckdb.Error, ForeignIndex):
         return None
-    return None if matter(changes(lake.storage, known), known) else connection
+    return None if has_changes(list_changes(lake.storage, known), known) else connection
 
 
 def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config=sql.CONFINED)
     create(connection, lake)
-    _update(connection, lake, changes(lake.storage, {}))
+    _update(connection, lake, list_changes(lake.storage, {}))
     (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
     sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
     return connection
@@ -429,7 +429,7 @@ def _bring_up_to_date(lake: Lake, *, wait: bool) -> None:
         for attempt in range(2):
             try:
                 with writing(index, lake) as connection:
-                    _update(connection, lake, changes(lake.storage, _folders(connection)))
+                    _update(connection, lake, list_changes(lake.storage, _folders(connection)))
                 return
             except (duckdb.Error, ForeignIndex) as error:
                 if attempt or not sql.may_be_replaced(error):
@@ -608,7 +608,7 @@ class FolderListing(NamedTuple):
     digest: str
 
 
-def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
+def list_changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
     here = [LOG, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
     if len(here) == 1:  # without a folder of segments
@@ -630,7 +630,7 @@ def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, F
     return found
 
 
-def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
+def has_changes(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
     """Return whether files may have appeared or disappeared. A stamp that became reliable does not matter."""
     return any(
         listed is None

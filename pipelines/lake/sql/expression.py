@@ -24,7 +24,7 @@ from pipelines.lake.schema import Column
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.sql.steps import shaped, sql_type
+from pipelines.lake.sql.steps import sql_type, to_sql_array
 
 _TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
 _NUMBERS = (
@@ -92,7 +92,7 @@ class _Compiled:
         self._columns = {column.name: column for column in columns}
         sql.check_expression(self._connection, text)
         self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
-        found = sql.parsed(self._connection, f"select (\n{text}\n) from steps")
+        found = sql.parse_query(self._connection, f"select (\n{text}\n) from steps")
         if found is None or found.tables != {"steps"} or found.functions or found.lists:
             raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can only use the columns of steps")
         self.reads = self._named()
@@ -100,7 +100,7 @@ class _Compiled:
 
     def _named(self) -> tuple[str, ...]:
         """Return the columns in the text; all of them if it has a star."""
-        found = sql.parsed(self._connection, f"select (\n{self._text}\n)")
+        found = sql.parse_query(self._connection, f"select (\n{self._text}\n)")
         assert found is not None  # it has been checked
         return tuple(name for name in self._columns if found.stars or name.lower() in found.columns)
 
@@ -136,7 +136,7 @@ class _Compiled:
         for name, values in columns.items():
             column = self._columns[name]
             stored = np.ascontiguousarray(values).view(storage_dtype(column))
-            table[name] = shaped(column, stored, sql_type([column]))
+            table[name] = to_sql_array(column, stored, sql_type([column]))
         self._connection.register("steps", pa.table(table))
         try:
             with sql.within(self._connection, self._limits), sql.in_users_words({2: self._text}):

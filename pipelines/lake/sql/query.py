@@ -150,7 +150,7 @@ class ParsedQuery:
             self.lists |= function["function_name"].lower().startswith("duckdb_")
 
 
-def parsed(
+def parse_query(
     connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = ""
 ) -> ParsedQuery | None:
     """Parse `before` + `text` + `after`; None if it is not one SELECT. UsageError, about `text`, for invalid or harmful
@@ -173,7 +173,7 @@ def parsed(
 
 def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     """Raise UsageError unless the text is exactly one SQL expression."""
-    found = parsed(connection, text, before="select ", after="\n")
+    found = parse_query(connection, text, before="select ", after="\n")
     root: Mapping[str, Any] = found.root if found is not None else {"type": "nothing"}
     listed = root.get("select_list", ())
     clauses = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
@@ -182,7 +182,7 @@ def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         raise UsageError(f"SQL: one expression is expected, without a name or clauses{_mark(text, None)}")
     if listed[0]["class"] == "STAR":
         raise UsageError(f"SQL: one value is expected{_mark(text, 0)}")
-    parsed(connection, text, before="select (\n", after="\n)")
+    parse_query(connection, text, before="select (\n", after="\n)")
 
 
 def _read_run_table(name: str, run: Path | None) -> pa.Table:
@@ -210,7 +210,7 @@ def _read_run_table(name: str, run: Path | None) -> pa.Table:
 
 def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener = silent) -> None:
     """Register the tables that the query uses and that are not in the index. UsageError if it is not harmless."""
-    found = parsed(connection, query)
+    found = parse_query(connection, query)
     if found is None:
         raise _not_a_query()
     for name in ("runs", "checkpoints", "metrics"):
@@ -360,10 +360,10 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
         if _UNREADABLE.search(str(error)):
             raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is rebuilt") from error
-        raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
+        raise UsageError(f"SQL: {_translate(str(error), texts)}") from error
 
 
-def _translated(message: str, texts: Mapping[int, str]) -> str:
+def _translate(message: str, texts: Mapping[int, str]) -> str:
     found = _EXCERPT.search(message)
     if found is None:
         return message

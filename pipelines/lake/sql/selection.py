@@ -88,7 +88,7 @@ def choose(
         value = ["(\n", UsersText(weight), "\n)"]
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
     with running(connection, lake, query) as found:
-        uids, weights, missing = _fetched(found.to_arrow_reader(65_536))
+        uids, weights, missing = _fetch(found.to_arrow_reader(65_536))
     order = np.argsort(uids)
     uids = uids[order]
     weights = weights[order]
@@ -163,7 +163,7 @@ def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]
         raise UsageError(f"SQL: '{text.strip()}' is not a {kind.name}: its type is {given}", hint=kind.hint)
 
 
-def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
+def _fetch(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
     """Return uids, weights (NULL: 0) and the number of NULLs."""
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
     for batch in sql.batches(reader):

@@ -89,7 +89,7 @@ class StepTable:
                 arrays.append(pa.nulls(piece.count, field.type))
             else:
                 column = columns[field.name]
-                arrays.append(shaped(column, piece.values(files, column), field.type))
+                arrays.append(to_sql_array(column, piece.values(files, column), field.type))
         return pa.record_batch(arrays, schema=schema)
 
 
@@ -208,7 +208,7 @@ def sql_type(columns: Sequence[Column]) -> pa.DataType:
     return value
 
 
-def shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
+def to_sql_array(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Return `values` (rows, *shape) as an array of a type given by `sql_type`."""
     array = to_arrow(column, values)
     flat = array if column.shape == () else array.values

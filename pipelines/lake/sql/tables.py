@@ -76,7 +76,7 @@ def answer(
     from pipelines.lake.sql import query as sql
 
     with sql.in_users_words({1: text}):
-        found = sql.parsed(connection, text)
+        found = sql.parse_query(connection, text)
     if found is None:
         raise UsageError("SQL: one SELECT is expected")
     for name, each in tables.items():

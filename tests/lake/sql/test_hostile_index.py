@@ -48,7 +48,7 @@ def test_an_index_that_is_not_as_we_write_it_is_thrown_away_unread(foreign: Lake
     with duckdb.connect(str(index)) as connection:
         connection.execute(TRICKS[trick].format(secret=tmp_path / "secret"))
     catalog._checked.clear()
-    assert catalog.remembered(foreign, "x") == []
+    assert catalog.recall_uids(foreign, "x") == []
     assert catalog.query(foreign, EVERYTHING) == expected
     with duckdb.connect(str(index)) as connection:
         assert catalog._objects(connection) == catalog._expected()
