@@ -4,6 +4,10 @@
 version. DuckDB allows one writing process or many readers, hence a flock: exclusive while writing, shared while
 reading. Where the index cannot be written, it is built in memory.
 
+A lake may come from someone else, and its index with it: a view in it is SQL that every query would run. Therefore the
+file is opened confined (no other file, no network, no extension), and used only if its catalog is exactly the one that
+we write; otherwise it is removed unread and rebuilt.
+
 Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`,
 `checkpoints`, `metrics` if the lake is in a run directory. User SQL runs in another process
 (`pipelines.lake.sql.sandbox`).
@@ -43,7 +47,6 @@ from pipelines.lake.uids import UidSet
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
-
 
 _T = TypeVar("_T")
 _INDEX_VERSION = 1
