@@ -25,7 +25,7 @@ UNREADABLE = (pa.ArrowException, OSError, *MALFORMED)
 
 
 def storage_dtype(column: Column) -> np.dtype:
-    """Return the numpy dtype of a column on disk."""
+    """Map the dtype of a column to that on disk."""
     dtype = np.dtype(column.dtype)
     return np.dtype("uint8") if dtype == np.bool_ else dtype
 
@@ -42,7 +42,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
-    """Return `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
+    """Wrap `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
     rows, buffer = len(values), pa.py_buffer(values.reshape(-1).view(np.uint8))
     kind = _arrow_type(column)
     if column.shape == ():
@@ -52,7 +52,7 @@ def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
 
 
 def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
-    """Return an array without nulls as a read-only view (rows, *shape)."""
+    """View an array without nulls as (rows, *shape), read-only."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
     values = np.frombuffer(

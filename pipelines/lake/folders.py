@@ -29,12 +29,10 @@ _LAST = 9999
 
 
 def segment_key(id: str) -> str:
-    """Return the key of a segment's main file."""
     return f"segments/{id}.arrow"
 
 
 def blob_key(id: str) -> str:
-    """Return the key of a segment's blob file."""
     return f"segments/{id}.blob.arrow"
 
 
@@ -55,7 +53,6 @@ def written_by(id: str) -> tuple[str, int, bool]:
 
 
 def hour_of(folder: str) -> str:
-    """Return the hour of a folder."""
     return folder.partition("_")[0]
 
 
@@ -181,7 +178,7 @@ def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
 
 
 def folders(storage: Storage, folder: str) -> list[str]:
-    """Return the folders in `folder`. StageFailed if the storage fails."""
+    """List the folders in `folder`. StageFailed if the storage fails."""
     try:
         return storage.folders(folder)
     except OSError as error:
@@ -189,7 +186,7 @@ def folders(storage: Storage, folder: str) -> list[str]:
 
 
 def list_segments(storage: Storage, folder: str) -> list[str]:
-    """Return the sorted ids of the segments in a folder, overlays included."""
+    """List the segments in a folder, overlays included, by id."""
     return sorted(_ids(folder, next(_listings(storage, [folder]))))
 
 
@@ -218,7 +215,7 @@ def _ids(folder: str, names: Iterable[str]) -> list[str]:
 
 
 def segment_ids(keys: Iterable[str]) -> list[str]:
-    """Return the ids of the segments among keys of a lake, in their order."""
+    """Pick the segments out of a lake's keys, in their order, and return their ids."""
     return [
         key[len(ROOT) + 1 : -len(".arrow")]
         for key in keys

@@ -165,7 +165,7 @@ def _dated(table: pa.Table, t_commit: float) -> pa.Table:
 
 
 def uid_array(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a binary(16) column as numpy "S16"."""
+    """Convert a binary(16) column to numpy "S16"."""
     array = column.combine_chunks()
     return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
 
@@ -208,7 +208,7 @@ def make_header(
 
 
 def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
-    """Return the texts of a footer."""
+    """Encode a footer as the texts that Arrow stores."""
     table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
@@ -299,7 +299,7 @@ def _tail(storage: Storage, key: str) -> bytes:
 
 
 def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
-    """Return the writer's part of a row of `TRAJECTORIES`."""
+    """Take the writer's part out of a row of `TRAJECTORIES`."""
     fields = {name: value for name, value in row.items() if name in _INFO}
     fields["attempts"] = tuple(fields["attempts"] or ())
     fields["tags"] = dict(fields["tags"] or ())

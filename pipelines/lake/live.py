@@ -171,7 +171,7 @@ class LiveTable:
         self._new.clear()
 
     def _done(self) -> RefreshResult:
-        """Return what changed since the last call."""
+        """Report what changed since the last call."""
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -210,7 +210,7 @@ class LiveTable:
         self._changes.look_back()
 
     def findings(self) -> Findings:
-        """Return what was found since the last call."""
+        """Collect what was found since the last call."""
         new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
         (rewritten, vanished), self._findings = self._findings, ([], [])
         return Findings(new, rewritten, vanished, self.log.news())
@@ -415,7 +415,7 @@ class LiveTable:
             self._derived.setdefault(base, set()).add(number)
 
     def _part(self, id: str, footer: Footer) -> pa.Table:
-        """Return the trajectories of segment `id`, in whatever file."""
+        """Select the trajectories of segment `id` from the file that has them now."""
         return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
 
     def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -218,7 +218,7 @@ class LakeLog:
         return True
 
     def _list_missing(self) -> list[int]:
-        """Return the numbers of files that are not there, since the last restart."""
+        """List the numbers of files that are not there, since the last restart."""
         here = {int(name[:12]) for name in self.names}
         return [number for number in range(int(self._restarted[:12] or 1), self.last + 1) if number not in here]
 
@@ -417,7 +417,7 @@ def list_files(storage: Storage) -> list[str]:
 
 
 def last_number(storage: Storage) -> int:
-    """Return the number of the newest file of the log, 0 if there is none."""
+    """Find the number of the newest file of the log, 0 if there is none."""
     return max((int(name[:12]) for name in list_files(storage)), default=0)
 
 

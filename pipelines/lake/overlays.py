@@ -232,7 +232,7 @@ class OverlayWriter:
         uids: np.ndarray,
         method: str,
     ) -> pa.Table:
-        """Return the rows of the footer."""
+        """Build the footer's rows of derived trajectories."""
         first, last, count = batch.first, batch.first + batch.rows - 1, len(batch)
         rows = table.take(pa.array(batch.place))
         whole = not batch.offset.any() and np.array_equal(batch.rows - 1, rows["length"].to_numpy())

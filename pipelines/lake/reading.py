@@ -51,7 +51,7 @@ class _Portion:
         return names.dictionary.to_pylist(), names.indices.to_numpy()
 
     def only(self, which: np.ndarray) -> _Portion:
-        """Return the trajectories at the ascending indices `which` (m,)."""
+        """Select the trajectories at the ascending indices `which` (m,)."""
         if len(which) == len(self):
             return self
         table = self.table.take(pa.array(which))
@@ -105,11 +105,11 @@ class Reader:
         return [uid for segment in self.live.segments for uid in hex_uids(segment.uids)]
 
     def originals(self) -> list[Segment]:
-        """Return the segments whose trajectories do not derive from others."""
+        """List the segments whose trajectories do not derive from others."""
         return [segment for segment in self.live.segments if not segment.is_overlay]
 
     def derived(self) -> np.ndarray:
-        """Return the sorted uids (n,) "S16" of derived trajectories."""
+        """Collect the uids (n,) "S16" of derived trajectories, sorted."""
         overlays = [segment.uids for segment in self.live.segments if segment.is_overlay]
         return np.sort(np.concatenate([np.zeros(0, "S16"), *overlays]))
 
@@ -119,7 +119,7 @@ class Reader:
         return self._find(uid) is not None
 
     def locate(self, uid: str) -> tuple[Segment, int]:
-        """Return the segment of a trajectory and its index there."""
+        """Find the segment of a trajectory and its index there."""
         found = self._find(uid)
         if found is None:
             self.refresh()
@@ -144,7 +144,7 @@ class Reader:
         return self.live.segments[number], int(order[place] - first[number])
 
     def row(self, uid: str) -> Mapping[str, Any]:
-        """Return the trajectory's row in the footer of its segment."""
+        """Read the trajectory's row in the footer of its segment."""
         segment, _ = self.locate(uid)
         footer = self._file(segment.number).footer
         if segment.file not in self._rows:
@@ -153,11 +153,11 @@ class Reader:
         return footer.trajectories.slice(self._rows[segment.file][uid], 1).to_pylist()[0]
 
     def read(self, uid: str) -> Trajectory:
-        """Return a copy of a trajectory. IntegrityError if its segment is damaged."""
+        """Read a copy of a trajectory. IntegrityError if its segment is damaged."""
         return self._again(lambda: self._read(uid))
 
     def read_columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return copies of some columns of a trajectory. Errors as of `read`."""
+        """Read copies of some columns of a trajectory. Errors as of `read`."""
         return self._again(lambda: self._columns(uid, names))
 
     def _again(self, read: Callable[[], _T]) -> _T:
@@ -273,7 +273,7 @@ def group_by_episode(lake: Lake, uids: Iterable[str], *, listener: Listener = si
 
 
 def read(lake: Lake, uid: str) -> Trajectory:
-    """Return one trajectory. InputMissing if the lake does not have it."""
+    """Read one trajectory. InputMissing if the lake does not have it."""
     return Reader(lake).read(uid)
 
 

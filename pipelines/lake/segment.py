@@ -73,7 +73,7 @@ class BlobCache:
     _bytes: int = 0
 
     def get(self, key: tuple[Path, str, int], decode: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the batch of `key`, decoding it if it is not cached."""
+        """Look up the batch of `key`, decoding it if it is not cached."""
         batch = self._held.get(key)
         if batch is not None:
             self._held.move_to_end(key)
@@ -216,7 +216,7 @@ def _build_table(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np
 
 
 def _plain(name: str, values: list[Any]) -> list[Any]:
-    """Return values of a field in the form that Arrow accepts."""
+    """Convert values of a field to the form that Arrow accepts."""
     if name == "base_uid":
         return [bytes.fromhex(base) if base else None for base in values]
     if name == "tags":
@@ -370,7 +370,7 @@ class SegmentFile:
             self._blob.copy_rows(name, start, stop, out)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return a copy of rows [start, stop) of a column."""
+        """Read a copy of rows [start, stop) of a column."""
         column = next(c for c in self.schema_columns if c.name == name)
         out = np.empty((stop - start, *column.shape), dtype=column.dtype)
         self.copy_rows(name, start, stop, out)
@@ -422,7 +422,7 @@ def stored_bytes(storage: Storage, id: str) -> int:
 
 
 def as_stored(column: Column, values: np.ndarray) -> np.ndarray:
-    """Return `values` as a C-contiguous array of the column's storage dtype."""
+    """Convert `values` to a C-contiguous array of the column's storage dtype."""
     dtype = storage_dtype(column)
     return np.ascontiguousarray(values.view(dtype) if values.dtype == np.bool_ else values, dtype=dtype)
 
@@ -452,7 +452,7 @@ def require_sound(file: SegmentFile) -> None:
 
 
 def column_checksum(file: SegmentFile, name: str) -> int | None:
-    """Return the CRC of a column; None if it cannot be read."""
+    """Compute the CRC of a column; None if it cannot be read."""
     return _checksum(file, [name], _plain_bytes(file), 0, file.rows)
 
 
@@ -469,7 +469,7 @@ def check_trajectories(file: SegmentFile, keep: np.ndarray | None = None) -> np.
 
 
 def _plain_bytes(file: SegmentFile) -> dict[str, tuple[memoryview, int]]:
-    """Return the bytes of each plain column and the size of a row."""
+    """View the bytes of each plain column, with the size of a row."""
     sizes = {column.name: column.step_bytes for column in file.schema_columns}
     return {name: (values.reshape(-1).view(np.uint8).data, sizes[name]) for name, values in file.columns.items()}
 

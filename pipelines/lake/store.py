@@ -60,7 +60,7 @@ class QueryResult:
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def df(self) -> Any:
-        """Return a `pandas.DataFrame`. InputMissing if pandas is not installed."""
+        """Convert to a `pandas.DataFrame`. InputMissing if pandas is not installed."""
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -217,7 +217,7 @@ class Lake:
         return self._schemas[schema_id]
 
     def schemas(self) -> dict[str, Schema]:
-        """Return every schema by id."""
+        """Read every schema, by id."""
         return {id: self.schema(id) for id in self._schema_ids()}
 
     def _schema_ids(self) -> list[str]:
@@ -257,7 +257,7 @@ class Lake:
         seal_bytes: int = 64 << 20,
         seal_seconds: float = 10.0,
     ) -> Writer:
-        """Return a new writer of `schema`, after salvaging the logs of dead writers."""
+        """Open a new writer of `schema`, after salvaging the logs of dead writers."""
         with explained(f"write into lake '{self.name}'"):
             self.storage.create_folders()  # copying a lake loses empty folders
         self.salvage()

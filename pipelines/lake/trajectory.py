@@ -59,7 +59,7 @@ class Infos(Sequence[TrajectoryInfo]):
 
     @classmethod
     def of(cls, infos: Sequence[TrajectoryInfo]) -> Infos:
-        """Return `infos` (at least one) as columns."""
+        """Turn `infos` (at least one) into columns."""
         if isinstance(infos, Infos):
             return infos
         names = [info_field.name for info_field in fields(TrajectoryInfo)] if len(infos) > 1 else ["seed"]

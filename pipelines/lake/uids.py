@@ -19,7 +19,7 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
 
 
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
-    """Return uids of 32 hex digits as "S16" (n,)."""
+    """Convert uids of 32 hex digits to "S16" (n,)."""
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")
 
 
@@ -40,11 +40,11 @@ class Halves(NamedTuple):
     second: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Halves:
-        """Return those at `rows`."""
+        """Select those at `rows`."""
         return Halves(self.first[rows], self.second[rows])
 
     def differ(self, other: Halves) -> np.ndarray:
-        """Return (n,) bool: which differ."""
+        """Compare pairwise; return (n,) bool."""
         return (self.first != other.first) | (self.second != other.second)
 
     def place(self, wanted: Halves) -> np.ndarray:
@@ -63,7 +63,7 @@ class Halves(NamedTuple):
 
 
 def halves(uids: np.ndarray) -> Halves:
-    """Return the halves of uids ("S16"); they sort as uids do."""
+    """Split uids ("S16") into halves, which sort as uids do."""
     pairs = np.ascontiguousarray(uids).view(">u8").reshape(-1, 2).astype(np.uint64)
     return Halves(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 

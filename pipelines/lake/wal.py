@@ -130,7 +130,7 @@ class Log:
         self._size = size
 
     def read(self) -> LogContent:
-        """Return the content of the log; see `parse`."""
+        """Read and parse the log; see `parse`."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return parse(file.read())
@@ -279,7 +279,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
 
 
 def _next_frame(data: memoryview, start: int) -> int | None:
-    """Return where the first valid frame at `start` or later begins."""
+    """Find where the first valid frame at `start` or later begins."""
     raw = np.frombuffer(data, np.uint8)[start:]
     if len(raw) < _FRAME.size:
         return None

@@ -45,7 +45,7 @@ _KINDS: dict[str, type] = {
 
 
 def writer_label(name: str) -> str:
-    """Return how the names of writers called `name` begin."""
+    """Format how the names of writers called `name` begin."""
     return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:32]
 
 
@@ -216,7 +216,7 @@ def _row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
 
 def encode_field(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
-    """Return a field of several trajectories; see `_row_of`."""
+    """Encode a field of several trajectories; see `_row_of`."""
     if (
         isinstance(values, np.ndarray)
         and (values.dtype, values.ndim) == (np.dtype(np.float64), 1)
@@ -246,7 +246,7 @@ def _of_kind(kind: type, value: Any, name: str) -> Any:
 
 
 def _new_uids(count: int) -> list[bytes]:
-    """Return what `uuid4().bytes` would, with one system call for all."""
+    """Draw what `uuid4().bytes` would, with one system call for all."""
     drawn = np.frombuffer(os.urandom(16 * count), dtype=np.uint8).reshape(count, 16).copy()
     drawn[:, 6] = drawn[:, 6] & 0x0F | 0x40
     drawn[:, 8] = drawn[:, 8] & 0x3F | 0x80
@@ -274,7 +274,7 @@ def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[by
 
 
 def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the fields that follow from the columns of each trajectory."""
+    """Compute the fields that follow from the columns of each trajectory."""
     counts = np.array(rows)
     ends = np.cumsum(counts)
     spans = np.column_stack([ends - counts + 1, ends]).ravel()  # the reward in the first row belongs to no action

@@ -316,7 +316,7 @@ def _gather(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndar
 
 
 def _table(sources: Sequence[_SoundPart]) -> pa.Table:
-    """Return the kept trajectories with their new positions."""
+    """Join the footers' tables of the kept trajectories, with their new positions."""
     tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
     table = pa.concat_tables(tables)
     rows = table["length"].to_numpy() + 1

@@ -131,7 +131,7 @@ class RetentionThread:
             return
 
     def _expire(self, held: Held) -> bool:
-        """Return whether anything expired."""
+        """Expire what exceeds the limits; return whether anything did."""
         if self._fullness() <= 1:
             return False
         protected = self._inventory.log.protected.values()
@@ -150,14 +150,14 @@ class RetentionThread:
         return gone
 
     def _fullness(self) -> float:
-        """Return the size of the lake as a fraction of its limit."""
+        """Compute the size of the lake as a fraction of its limit."""
         files = list(self._inventory.files.values())
         steps = sum(file.live_steps for file in files if not file.is_overlay)
         size = sum(file.live_bytes for file in files)
         return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
 
     def _compact(self, held: Held) -> bool:
-        """Return whether small segments were merged."""
+        """Merge small segments where there are many; return whether that was done."""
         target = TARGET_BYTES // 2
         allowed = self.limits.max_bytes
         if not allowed:  # then the bytes that so many steps take here

@@ -104,11 +104,10 @@ class Location:
         return self.shown() + (f"?{query}" if query else "")
 
     def shown(self, key: str = "") -> str:
-        """Return the location of a file without options."""
+        """Format the location of a file, without options."""
         return f"{self.scheme}://" + "/".join(filter(None, (self.bucket, self.prefix, key)))
 
     def object(self, key: str) -> str:
-        """Return the name of a file within its bucket."""
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def below(self, folder: str) -> Location:
@@ -224,11 +223,10 @@ class Bucket:
         """Whether the store has honoured the condition of a write; None if it is unknown."""
 
     def read(self, name: str) -> bytes:
-        """Return an object's content."""
         return self.get(name).content
 
     def get(self, name: str, *, limit: int = RECORD_BYTES) -> _TaggedObject:
-        """Return an object. StorageError if it has more than `limit` bytes."""
+        """Read an object. StorageError if it has more than `limit` bytes."""
         with self._asking(name) as store:
             found = store.get(name)
             if found.meta["size"] > limit:
@@ -236,7 +234,7 @@ class Bucket:
             return _TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
 
     def tail(self, name: str, count: int) -> bytes:
-        """Return the last `count` bytes of an object, or all of it."""
+        """Read the last `count` bytes of an object, or all of it."""
         if self.location.scheme != "az":  # has no ranges from the end
             with contextlib.suppress(_RangeRefused), self._asking(name) as store:
                 return bytes(store.get(name, options={"range": {"suffix": count}}).bytes())
@@ -260,13 +258,11 @@ class Bucket:
         return size
 
     def status(self, name: str) -> Status:
-        """Return the size and time of an object."""
         with self._asking(name) as store:
             found = store.head(name)
             return Status(found["size"], found["last_modified"].timestamp())
 
     def exists(self, name: str) -> bool:
-        """Return whether there is an object of that name."""
         try:
             self.status(name)
         except FileNotFoundError:
@@ -327,7 +323,7 @@ class Bucket:
             return found.version
 
     def find(self, name: str) -> _TaggedObject | None:
-        """Return an object; None if there is none."""
+        """Read an object; None if there is none."""
         try:
             return self.get(name)
         except FileNotFoundError:
@@ -433,7 +429,7 @@ def _bucket(location: Location) -> Bucket:
 
 
 def connect(location: Location) -> Bucket:
-    """Return the one connection of this process to the bucket of a location."""
+    """Connect to the bucket of a location; a process has one connection to each."""
     return _bucket(replace(location, prefix="", options=()))
 
 
@@ -464,7 +460,7 @@ def _require_obstore() -> None:
 
 
 def _open_client(location: Location, retries: int) -> Any:
-    """Return obstore's client of a bucket."""
+    """Make obstore's client of a bucket."""
     from obstore import store as module
 
     stores: Any = module

@@ -166,7 +166,7 @@ def _this_process() -> str:
 
 
 def _parse(content: bytes) -> tuple[str, float]:
-    """Return the holder and duration of a lease; an unreadable one has expired."""
+    """Read the holder and duration of a lease; an unreadable one has expired."""
     try:
         data = json.loads(content)
         return str(data["holder"]), float(data["seconds"])

@@ -227,7 +227,7 @@ class ObjectStorage:
 
 
 def _end_of(path: Path, count: int) -> bytes | None:
-    """Return the last `count` bytes of a local file; None if it is gone."""
+    """Read the last `count` bytes of a local file; None if it is gone."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

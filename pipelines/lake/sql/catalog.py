@@ -192,7 +192,7 @@ def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake
 
 
 def _identity(index: Path) -> _Identity:
-    """Return a value that changes when the file or its log changes."""
+    """Compute a value that changes when the file or its log changes."""
     found: list[tuple[int, ...]] = []
     for path in (index, index.with_name(f"{index.name}.wal")):
         with contextlib.suppress(FileNotFoundError):
@@ -316,7 +316,7 @@ def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
 
 
 def read_index_time(lake: Lake) -> float:
-    """Return when the index was written; 0 if there is none."""
+    """Look up when the index was written; 0 if there is none."""
     with contextlib.suppress(OSError):
         return os.stat(_index(lake)).st_mtime
     return 0.0
@@ -653,7 +653,7 @@ def list_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> 
 
 
 def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
-    """Return a segment's row of the table `segments`."""
+    """Build a segment's row of the table `segments`."""
     header = footer.header
     return {
         "segment": id,
@@ -671,7 +671,7 @@ def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[
 
 
 def trajectory_rows(id: str, footer: Footer, alive: np.ndarray) -> pa.Table:
-    """Return a segment's rows of the table `trajectories`; uids are 16 bytes each."""
+    """Build a segment's rows of the table `trajectories`; uids are 16 bytes each."""
     table = footer.trajectories
     for name, value in (("segment", id), ("schema", footer.header["schema"])):
         table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))

@@ -191,7 +191,7 @@ class DuplicateExperience:
     seed: int
 
     def as_notice(self) -> Notice:
-        """Return the warning for the user."""
+        """Word the warning for the user."""
         text = (
             f"{self.trajectories:,} trajectories are there twice: {self.first} and {self.second} played the same "
             f"episodes (seed {self.seed}); collect with another --seed, or leave one out with --where"

@@ -65,7 +65,7 @@ class StepExpression:
 
 
 def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> tuple[str, ...]:
-    """Return the columns that an expression names. Runs in the helper process."""
+    """List the columns that an expression names. Runs in the helper process."""
     return _compiled(text, columns, predicate, limits).reads
 
 
@@ -99,7 +99,7 @@ class _Compiled:
         self._require_kind(predicate)
 
     def _named(self) -> tuple[str, ...]:
-        """Return the columns in the text; all of them if it has a star."""
+        """List the columns in the text; all of them if it has a star."""
         found = sql.parse_query(self._connection, f"select (\n{self._text}\n)")
         assert found is not None  # it has been checked
         return tuple(name for name in self._columns if found.stars or name.lower() in found.columns)

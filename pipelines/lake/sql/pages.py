@@ -119,14 +119,13 @@ def fetch_curve(
 
 
 def is_uid(text: str) -> bool:
-    """Return whether `text` has the form of a uid."""
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
 
 
 def page(
     connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
-    """Return the fields of a `TrajectoryPage`. Runs in the helper process."""
+    """Query the fields of a `TrajectoryPage`. Runs in the helper process."""
     matching, _ = _matching(connection, lake, where)
     start, beyond = 0, ""
     if anchor:
@@ -207,7 +206,7 @@ def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
 
 
 def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
-    """Return the condition for rows after a row in the order, or before it."""
+    """Build the condition for rows after a row in the order, or before it."""
     column, sign = f'"{order}"', "<" if backwards else ">"
     if value is None:
         same = f"({column} is null and uid {sign} '{uid}')"

@@ -81,7 +81,7 @@ def may_be_replaced(error: Exception) -> bool:
 
 
 def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return why segments are not in the index."""
+    """List why segments are not in the index."""
     with in_users_words({}):
         rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
     return [text for (text,) in rows]
@@ -377,7 +377,7 @@ def _translate(message: str, texts: Mapping[int, str]) -> str:
 
 
 def _mark(text: str, place: int | None) -> str:
-    """Return the line of `text` at a byte offset, with a mark below."""
+    """Quote the line of `text` at a byte offset, with a mark below."""
     raw = text.encode()
     place = len(raw) if place is None else min(max(place, 0), len(raw))
     before = raw[:place].decode(errors="ignore").split("\n")

@@ -164,7 +164,7 @@ def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]
 
 
 def _fetch(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return uids, weights (NULL: 0) and the number of NULLs."""
+    """Read uids, weights (NULL: 0) and the number of NULLs."""
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
     for batch in sql.batches(reader):
         values = batch.column(1)

@@ -209,7 +209,7 @@ def sql_type(columns: Sequence[Column]) -> pa.DataType:
 
 
 def to_sql_array(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return `values` (rows, *shape) as an array of a type given by `sql_type`."""
+    """Convert `values` (rows, *shape) to an array of a type given by `sql_type`."""
     array = to_arrow(column, values)
     flat = array if column.shape == () else array.values
     if pa.types.is_list(kind):
