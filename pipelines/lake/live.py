@@ -388,7 +388,7 @@ class LiveTable:
         wanted = self.log.alive(file, uids)
         bases = None
         if footer.is_overlay:
-            bases = self.bases_of(table)
+            bases = self.bases_of(table, anywhere=True)
             wanted &= bases[0] >= 0
         keep = choose_live(uids, wanted, self._seen)
         segment = Segment(
@@ -418,26 +418,27 @@ class LiveTable:
         """Select the trajectories of segment `id` from the file that has them now."""
         return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
 
-    def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the base's segment (-1 if it is not live) and its first row for each overlay row."""
+    def bases_of(self, table: pa.Table, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Find the number of the base's segment (-1 if it is not live) and its first row for each overlay row.
+
+        The base is looked for in the segment that the overlay names; with `anywhere`, a copy in another one will do.
+        """
         ids = np.array(table["base_segment"].to_pylist(), dtype=object)
         uids, offset = uid_array(table["base_uid"]), table["base_offset"].to_numpy()
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
-        for id in dict.fromkeys(ids):
-            rows = np.flatnonzero(ids == id)
-            for segment in (self.segments[number] for number in self._numbers(id)):
+
+        def look_in(numbers: Iterable[int], rows: np.ndarray) -> None:
+            for segment in (self.segments[number] for number in numbers):
                 place = positions(segment.uids, uids[rows])
                 found = place >= 0
                 base[rows[found]] = segment.number
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
+
+        for id in dict.fromkeys(ids):
+            look_in(self._numbers(id), np.flatnonzero(ids == id))
         lost = np.flatnonzero(base < 0)
-        lost = lost[self._seen.contains(uids[lost])]  # live in another segment, which has a copy
-        for segment in self.segments if len(lost) else ():
-            if not segment.is_overlay:
-                place = positions(segment.uids, uids[lost])
-                found = place >= 0
-                base[lost[found]] = segment.number
-                row0[lost[found]] = segment.row0[place[found]] + offset[lost[found]]
+        if anywhere and (live := self._seen.contains(uids[lost])).any():
+            look_in((segment.number for segment in self.segments if not segment.is_overlay), lost[live])
         return base, row0
 
     @property
