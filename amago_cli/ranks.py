@@ -195,10 +195,12 @@ def _exit_code(codes: Mapping[int, int]) -> int:
         return reported
     # Threads of gloo may abort a rank that is ended while rank 0 reports.
     ends = (signal.SIGTERM, signal.SIGABRT) if reported > 0 else (signal.SIGTERM,)
-    killed = {rank: signal.Signals(-code).name for rank, code in codes.items() if code < 0 and -code not in ends}
+    killed = {rank: code for rank, code in codes.items() if code < 0 and -code not in ends}
     if not killed:
         return reported if reported > 1 else next((code for code in codes.values() if code > 1), 1)
-    text = "; ".join(f"rank {rank} was killed by {name}" for rank, name in killed.items())
+    from pipelines.processes import describe_exit
+
+    text = "; ".join(f"rank {rank} {describe_exit(code)}" for rank, code in killed.items())
     code = 128 - codes[min(killed)]
     if 0 not in killed:
         print(text, file=sys.stderr)

@@ -17,9 +17,8 @@ from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
-from pipelines.lake.blob import BlobCache
 from pipelines.lake.folders import blob_key, segment_key
-from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
+from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile, require_sound
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256

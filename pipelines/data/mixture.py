@@ -21,7 +21,7 @@ from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.live import Findings
 from pipelines.lake.schema import Schema
-from pipelines.lake.sealing import refuse_unsealed
+from pipelines.lake.writer import refuse_unsealed
 
 
 @dataclass(frozen=True)

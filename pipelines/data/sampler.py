@@ -15,7 +15,8 @@ from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
 from pipelines.data.view import Neighbours, View
 from pipelines.errors import InputMissing
-from pipelines.lake.episodes import join_pieces, split_versions
+from pipelines.lake.overlays import split_versions
+from pipelines.lake.reading import join_pieces
 from pipelines.lake.uids import positions
 
 ERROR_STEP = 0.3  # step of the moving average of a trajectory's TD errors

@@ -121,17 +121,6 @@ class ActorsFailed(StageFailed):
         self.failures, self.brought = tuple(failures), brought
 
 
-class RemoteTraceback(Exception):
-    """The traceback of another process, to be shown as the cause of an error."""
-
-    def __init__(self, trace: str) -> None:
-        super().__init__(trace)
-        self.trace = trace
-
-    def __str__(self) -> str:
-        return f"\n{self.trace}"
-
-
 @dataclass(kw_only=True)
 class EpisodeCounter:
     """The number of the episode that each actor plays. Actor i of N plays first + i, first + i + N, ...

@@ -6,9 +6,7 @@ import contextlib
 import os
 import pickle
 import select
-import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import launch
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, RemoteTraceback, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, StepResult
 from pipelines.envs.worker import CALL, RESET, STEP, Board, Order
-from pipelines.errors import AmagoError, StageFailed
+from pipelines.errors import StageFailed
 from pipelines.events import Listener, Waiting, silent
+from pipelines.processes import PackedError, RemoteTraceback, describe_exit, end_process, start_python
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 RESULT_FIELDS = ("reward", "terminated", "truncated", "reset", "attempt_end", "success")
@@ -60,16 +59,11 @@ class Worker:
         self._requests = Connection(ours_out, readable=False)
         ours_in, theirs_out = os.pipe()
         self._replies = Connection(ours_in, writable=False)
-        path = [os.path.abspath(folder) for folder in sys.path]
-        # Not by multiprocessing, which would run the user's main module once more.
-        code = f"from pipelines.envs.worker import main; main({theirs_in}, {theirs_out}, {self._memory})"
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"],
-                pass_fds=(theirs_in, theirs_out, self._memory),
-                stdin=subprocess.DEVNULL,
-                env=dict.fromkeys(_ONE_THREAD, "1") | launch.alone(),
-                start_new_session=True,  # what interrupts this process is for this process to handle
+            self._process = start_python(
+                f"from pipelines.envs.worker import main; main({theirs_in}, {theirs_out}, {self._memory})",
+                descriptors=(theirs_in, theirs_out, self._memory),
+                environment=dict.fromkeys(_ONE_THREAD, "1") | launch.alone(),
             )
         finally:
             os.close(theirs_in)
@@ -107,8 +101,8 @@ class Worker:
             self._record_exit()
             how = self.exits[self.generation]
             raise StageFailed(f"environment '{self.order.name}' cannot be made: {how}") from None
-        if isinstance(said, AmagoError):
-            raise said from RemoteTraceback(vars(said).get("trace", ""))
+        if isinstance(said, PackedError):
+            raise said.unpack()
         return said
 
     def ask(self, what: bytes, part: int, rest: bytes = b"") -> int:
@@ -139,7 +133,7 @@ class Worker:
             self._answers[self._asked.popleft()] = pickle.loads(data) if data else {}
         found = self._answers.pop(number)
         if "error" in found:
-            raise found["error"] from RemoteTraceback(vars(found["error"]).get("trace", ""))
+            raise found["error"].unpack()
         return found
 
     def _wait(self, what: str = "") -> None:
@@ -178,7 +172,7 @@ class Worker:
             self._process.kill()
             self._process.wait()
         else:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = describe_exit(code)
         self.dead, self.exits[self.generation] = True, f"worker process {self.pid} {how}"
         return WorkerDied()
 
@@ -189,11 +183,7 @@ class Worker:
 
     def wait(self) -> None:
         """Wait until the process has ended; call `hang_up` first."""
-        try:
-            self._process.wait(_CLOSING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _CLOSING_SECONDS)
 
 
 class ActorSlice(Env):

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.parent import end_with_parent
 from pipelines.envs.env import Env, EpisodeCounter, StepResult, try_call
 from pipelines.envs.make import Split, make
-from pipelines.errors import AmagoError, StageFailed
+from pipelines.errors import StageFailed
 from pipelines.lake.spaces import Spaces
+from pipelines.processes import end_with_parent, pack_error
 
 _FLAGS = ("terminated", "truncated", "reset", "attempt_end", "success")
 _ALIGNED = 64  # bytes: no two processes write to one line of a cache
@@ -190,7 +190,7 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
             if order.play_only:
                 env.play_only(order.play_only)
     except Exception as error:
-        outgoing.send(refusal(error, order.name))
+        outgoing.send(pack_error(error, f"environment '{order.name}' failed: "))
         return
     outgoing.send((envs[0].spec, envs[0].has_expert, envs[0].steps_one_by_one))
     shared = boards(memory, envs[0].spec.spaces, order.sizes)
@@ -201,7 +201,7 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
         try:
             answer = _answer(env, board, request)
         except Exception as error:
-            answer = {"error": refusal(error, order.name)}
+            answer = {"error": pack_error(error, f"environment '{order.name}' failed: ")}
         outgoing.send_bytes(pickle.dumps(answer) if answer else b"")
 
 
@@ -241,20 +241,3 @@ def _begin(env: Env, board: Board, mask: np.ndarray) -> dict[str, Any]:
     for name, column in board.begun.items() if observation is not None else ():
         column[mask] = observation[name][mask]
     return {} if error is None else {"begin failures": error.failures}
-
-
-def refusal(error: Exception, name: str) -> AmagoError:
-    """Return `error` in a form that can be pickled and raised elsewhere, with its traceback as its cause."""
-    sent = error
-    if not isinstance(error, AmagoError):
-        sent = StageFailed(f"environment '{name}' failed: {type(error).__name__}: {error}")
-    assert isinstance(sent, AmagoError)
-    sent.__dict__["trace"] = "".join(traceback.format_exception(error))
-    sent.__cause__ = sent.__context__ = None
-    try:
-        pickle.loads(pickle.dumps(sent))
-    except Exception:  # of a class that cannot be sent
-        plain = StageFailed(sent.message, hint=sent.hint)
-        plain.__dict__["trace"] = sent.__dict__["trace"]
-        return plain
-    return sent

@@ -13,8 +13,7 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import open_regular
-from pipelines.lake.episodes import join_rows, read_pieces
-from pipelines.lake.reading import Reader
+from pipelines.lake.reading import Reader, join_rows, read_pieces
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories, Trajectory

@@ -19,8 +19,7 @@ from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.make import exporter
 from pipelines.formats.manifest import MARK, digest_files, has_files
-from pipelines.lake.episodes import group_by_episode
-from pipelines.lake.reading import Reader
+from pipelines.lake.reading import Reader, group_by_episode
 from pipelines.lake.store import Lake
 
 

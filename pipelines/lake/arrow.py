@@ -1,4 +1,4 @@
-"""Step columns as Arrow arrays and back, without copying.
+"""Step columns as Arrow arrays and back, without copying; and tables of JSON objects.
 
 A column of shape () is a primitive array; any other shape is a FixedSizeList of its flat size. Nothing is
 nullable. Booleans are stored as uint8 (Arrow packs its own into bits, which no slice could be mapped from).
@@ -6,10 +6,13 @@ nullable. Booleans are stored as uint8 (Arrow packs its own into bits, which no 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +25,7 @@ UNREADABLE = (pa.ArrowException, OSError, *MALFORMED)
 
 
 def storage_dtype(column: Column) -> np.dtype:
-    """Return the numpy dtype of a column on disk."""
+    """Map the dtype of a column to that on disk."""
     dtype = np.dtype(column.dtype)
     return np.dtype("uint8") if dtype == np.bool_ else dtype
 
@@ -39,7 +42,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
-    """Return `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
+    """Wrap `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
     rows, buffer = len(values), pa.py_buffer(values.reshape(-1).view(np.uint8))
     kind = _arrow_type(column)
     if column.shape == ():
@@ -49,7 +52,7 @@ def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
 
 
 def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
-    """Return an array without nulls as a read-only view (rows, *shape)."""
+    """View an array without nulls as (rows, *shape), read-only."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
     values = np.frombuffer(
@@ -58,10 +61,49 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
     return values.view(column.dtype).reshape(rows, *column.shape)
 
 
-def mapped(path: Path, *, scattered: bool) -> mmap.mmap:
+def map_file(path: Path, *, scattered: bool) -> mmap.mmap:
     """Map a file for reading. `scattered`: short ranges anywhere will be read, so the kernel should not read ahead."""
     with open_regular(path) as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if scattered:
         memory.madvise(mmap.MADV_RANDOM)
     return memory
+
+
+def table_of_objects(rows: Sequence[Mapping[str, Any]], required: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return rows of JSON objects as a table: the `required` columns and any others, types as wide as needed."""
+    names = dict.fromkeys([*required, *(name for row in rows for name in row)])
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        columns[name] = _column(values, required.get(name))
+    return pa.table(columns)
+
+
+def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    natural = _natural(kinds)
+    if wanted is not None and (not kinds or natural == wanted or {natural, wanted} <= _NUMBERS):
+        with contextlib.suppress(pa.ArrowException, OverflowError):
+            return pa.array(values, type=wanted)
+    with contextlib.suppress(pa.ArrowException, OverflowError):  # a number of more than 64 bits
+        if natural == pa.float64():
+            return pa.array([None if v is None else float(v) for v in values], natural)
+        if natural != pa.string():
+            return pa.array(values, natural)
+    texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
+    return pa.array([None if v is None else v.encode(errors="backslashreplace") for v in texts], pa.string())
+
+
+_NUMBERS = {pa.int64(), pa.float64()}
+
+
+def _natural(kinds: Iterable[type]) -> pa.DataType:
+    kinds = set(kinds)
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    if kinds and kinds <= {int, float, bool}:
+        return pa.float64()
+    return pa.string()

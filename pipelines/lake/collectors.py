@@ -28,7 +28,7 @@ from pydantic import Field
 from pipelines.files.atomic import explained
 from pipelines.files.json import Form, parse_object
 from pipelines.files.locks import exclusive
-from pipelines.lake.sql import records
+from pipelines.lake.arrow import table_of_objects
 from pipelines.lake.storage import connect
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def table(lake: Lake) -> pa.Table:
                 "processes": len(processes),
             }
         )
-    return records.table(rows, _COLUMNS)
+    return table_of_objects(rows, _COLUMNS)
 
 
 def digest(facts: Mapping[str, Any]) -> str:

@@ -29,12 +29,10 @@ _LAST = 9999
 
 
 def segment_key(id: str) -> str:
-    """Return the key of a segment's main file."""
     return f"segments/{id}.arrow"
 
 
 def blob_key(id: str) -> str:
-    """Return the key of a segment's blob file."""
     return f"segments/{id}.blob.arrow"
 
 
@@ -55,7 +53,6 @@ def written_by(id: str) -> tuple[str, int, bool]:
 
 
 def hour_of(folder: str) -> str:
-    """Return the hour of a folder."""
     return folder.partition("_")[0]
 
 
@@ -131,13 +128,17 @@ class FolderWatcher:
 
         Each change is reported once; after an error the next iteration resumes there.
         """
-        root, settled = _stamp(self._storage, ROOT)
+        root, settled = read_stamp(self._storage, ROOT)
         if root != self._root:
             yield from self._arrange()
             self._root = root if settled else None
-        due = []
-        for folder in self._looked_at():
-            stamp, settled = _stamp(self._storage, f"{ROOT}/{folder}")
+        looked_at, due = self._watched, []
+        if self._others:
+            if self._turn >= len(self._others):
+                self._turn = 0
+            looked_at = sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
+        for folder in looked_at:
+            stamp, settled = read_stamp(self._storage, f"{ROOT}/{folder}")
             if stamp != self._stamps.get(folder):
                 due.append((folder, stamp if settled else None))
         for (folder, stamp), listed in zip(due, _listings(self._storage, [folder for folder, _ in due]), strict=True):
@@ -163,16 +164,11 @@ class FolderWatcher:
             self._stamps.pop(folder, None)
             yield [], _ids(folder, self._names.pop(folder))
 
-    def _looked_at(self) -> list[str]:
-        if not self._others:
-            return self._watched
-        if self._turn >= len(self._others):
-            self._turn = 0
-        return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
 
-
-def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
-    """Return the stamp of a folder, and whether any later change is certain to change it."""
+def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
+    """Return the stamp of a folder, and whether any later change is certain to change it: a file may appear within the
+    same tick of the file system's clock. StageFailed if the storage fails.
+    """
     now = time.time_ns()
     try:
         stamp = storage.stamp(folder)
@@ -182,7 +178,7 @@ def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
 
 
 def folders(storage: Storage, folder: str) -> list[str]:
-    """Return the folders in `folder`. StageFailed if the storage fails."""
+    """List the folders in `folder`. StageFailed if the storage fails."""
     try:
         return storage.folders(folder)
     except OSError as error:
@@ -190,7 +186,7 @@ def folders(storage: Storage, folder: str) -> list[str]:
 
 
 def list_segments(storage: Storage, folder: str) -> list[str]:
-    """Return the sorted ids of the segments in a folder, overlays included."""
+    """List the segments in a folder, overlays included, by id."""
     return sorted(_ids(folder, next(_listings(storage, [folder]))))
 
 
@@ -219,7 +215,7 @@ def _ids(folder: str, names: Iterable[str]) -> list[str]:
 
 
 def segment_ids(keys: Iterable[str]) -> list[str]:
-    """Return the ids of the segments among keys of a lake, in their order."""
+    """Pick the segments out of a lake's keys, in their order, and return their ids."""
     return [
         key[len(ROOT) + 1 : -len(".arrow")]
         for key in keys
@@ -266,13 +262,20 @@ class KeyWatcher:
             if self._everything:
                 self._recent_place = self._whole_place = ""
                 self._whole_began = time.monotonic()
-            yield self._list_newest(f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS))
+            after = f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS)
+            keys = self._storage.keys(after)
+            yield self._compare(after, _END, keys[: bisect.bisect_left(keys, _END)])
             if self._everything or self._looks % 2 == 0:
                 self.log = self._storage.names(LOG)
-            elif self._looks % 4 == 1 and self._is_whole_due:
-                yield self._list_whole()
+            elif self._looks % 4 == 1 and (self._whole_place or time.monotonic() - self._whole_began >= _ROUND_SECONDS):
+                if not self._whole_place:
+                    self._whole_began = time.monotonic()
+                self._whole_place, found = self._list_page(self._whole_place or f"{ROOT}/")
+                yield found
             else:
-                yield self._list_recent()
+                after = self._recent_place or self._before_newest(_RECENT_SECONDS)
+                self._recent_place, found = self._list_page(after)
+                yield found
         except OSError as error:
             raise storage_error(error, f"list '{self._storage.url()}'") from error
         self._everything = False
@@ -282,25 +285,6 @@ class KeyWatcher:
         """Return the key from which the names of the last `seconds` begin. A writer's clock may be ahead of ours."""
         start = max(0, min(self._newest, time.time_ns() // 1000) - int(seconds * 1e6))
         return f"{ROOT}/{time.strftime('%Y%m%d%H', time.gmtime(start // 1_000_000))}/{start:016x}"
-
-    def _list_newest(self, after: str) -> tuple[list[str], list[str]]:
-        keys = self._storage.keys(after)
-        return self._compare(after, _END, keys[: bisect.bisect_left(keys, _END)])
-
-    def _list_recent(self) -> tuple[list[str], list[str]]:
-        after = self._recent_place or self._before_newest(_RECENT_SECONDS)
-        self._recent_place, found = self._list_page(after)
-        return found
-
-    @property
-    def _is_whole_due(self) -> bool:
-        return bool(self._whole_place) or time.monotonic() - self._whole_began >= _ROUND_SECONDS
-
-    def _list_whole(self) -> tuple[list[str], list[str]]:
-        if not self._whole_place:
-            self._whole_began = time.monotonic()
-        self._whole_place, found = self._list_page(self._whole_place or f"{ROOT}/")
-        return found
 
     def _list_page(self, after: str) -> tuple[str, tuple[list[str], list[str]]]:
         """List a page; return where the next one begins ("" after the last), and what it changed."""

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def _dated(table: pa.Table, t_commit: float) -> pa.Table:
 
 
 def uid_array(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a binary(16) column as numpy "S16"."""
+    """Convert a binary(16) column to numpy "S16"."""
     array = column.combine_chunks()
     return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
 
@@ -190,8 +191,24 @@ def table_of(columns: Mapping[str, Sequence[Any] | np.ndarray | pa.Array]) -> pa
     return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
 
 
+def make_header(
+    *, overlay: bool, schema_id: str, writer: str, sequence: int, rows: int, columns: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Build the header of a segment that is committed now; `columns`: their names, in order, and CRC-32."""
+    return {
+        "format": FORMAT,
+        "kind": "overlay" if overlay else "steps",
+        "schema": schema_id,
+        "writer": writer,
+        "sequence": sequence,
+        "t_commit": time.time(),
+        "rows": rows,
+        "columns": dict(columns),
+    }
+
+
 def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
-    """Return the texts of a footer."""
+    """Encode a footer as the texts that Arrow stores."""
     table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
@@ -282,7 +299,7 @@ def _tail(storage: Storage, key: str) -> bytes:
 
 
 def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
-    """Return the writer's part of a row of `TRAJECTORIES`."""
+    """Take the writer's part out of a row of `TRAJECTORIES`."""
     fields = {name: value for name, value in row.items() if name in _INFO}
     fields["attempts"] = tuple(fields["attempts"] or ())
     fields["tags"] = dict(fields["tags"] or ())

@@ -1,6 +1,10 @@
-"""The live trajectories of a lake, in a reproducible order. A refresh costs as much as there is new.
+"""What is live: the trajectories of a lake that count, in a reproducible order.
 
-Live = in a segment that is there - removed by the log - duplicates (by uid) - overlays whose base is not live.
+A refresh costs as much as there is new.
+
+Live = in a segment that is there - removed by the log - duplicates (by uid) - overlays whose base is not live. The log
+(`LakeLog`) answers for segments and expired trajectories, `choose_live` for duplicates and overlays. The SQL index
+applies the same two to what it stores.
 """
 
 from __future__ import annotations
@@ -24,6 +28,15 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
+
+
+def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.ndarray:
+    """Return (n,) bool: which of these trajectories, in the order of their precedence, count besides those `known`, to
+    which they are added. A uid counts once; `has_base` (n,) bool is False for an overlay without its base.
+    """
+    counts = has_base.copy()
+    counts[counts] = known.add(uids[counts])
+    return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +132,7 @@ class LiveTable:
         self._seen = UidSet()  # the live ones
         self._dropped: list[np.ndarray] = []  # uids that were live until now
         self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
+        self._orphaned: dict[str, np.ndarray] = {}  # overlay -> bases that it lost, while there were copies
         self._changed: set[int] = set()
         self._new: set[str] = set()  # there, not taken in yet
         self._counted = self._shared = 0  # segments that a refresh has counted; in the findings given so far
@@ -147,7 +161,9 @@ class LiveTable:
         self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
         self._learn(self._new)
         self._settle()
-        self._drop_vanished(vanished)
+        # A file that was gone at the last refresh already, and whose trajectories have not moved to another one.
+        held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
+        self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
         new = sorted(self._new - self._known)
         prefetch_footers(self._storage, (id for id in new if not self.log.hides(id)))
@@ -155,7 +171,7 @@ class LiveTable:
         self._new.clear()
 
     def _done(self) -> RefreshResult:
-        """Return what changed since the last call."""
+        """Report what changed since the last call."""
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -194,7 +210,7 @@ class LiveTable:
         self._changes.look_back()
 
     def findings(self) -> Findings:
-        """Return what was found since the last call."""
+        """Collect what was found since the last call."""
         new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
         (rewritten, vanished), self._findings = self._findings, ([], [])
         return Findings(new, rewritten, vanished, self.log.news())
@@ -276,11 +292,6 @@ class LiveTable:
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self.files.setdefault(id, []).extend(moved)
 
-    def _drop_vanished(self, vanished: Iterable[str]) -> None:
-        """Drop trajectories whose file was gone at the last refresh already, and that no other file has."""
-        held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
-        self._drop([id for id in held if not self._storage.exists(segment_key(id))])
-
     def _drop(self, ids: Sequence[str]) -> None:
         """Drop the trajectories of files that are gone."""
         self._findings[1].extend(ids)
@@ -310,6 +321,9 @@ class LiveTable:
             place = np.searchsorted(old.row0, base_row0[rows], side="right") - 1
             alive = np.ones(len(base), dtype=bool)
             alive[rows] = moved_to[place] >= 0
+            if self._covered and not alive.all():  # a base may have a copy, which counts from now on
+                lost = old.uids[place[moved_to[place] < 0]]
+                self._orphaned[overlay.id] = np.append(self._orphaned.get(overlay.id, lost[:0]), lost)
             fresh = base_row0.copy()
             fresh[rows] += moved_to[place] - old.row0[place]
             self._dropped.append(overlay.uids[~alive])
@@ -317,15 +331,18 @@ class LiveTable:
             self._changed.add(overlay.number)
 
     def _uncover(self) -> None:
-        """Take in again the segments with another copy of what is no longer live: a trajectory that expired may be
-        derived or imported again, under the same uid.
+        """Take in again the segments with another copy of what is no longer live, and overlays of that: a trajectory
+        that expired may be derived or imported again, under the same uid.
         """
         if not self._dropped:
             return
         gone, self._dropped = np.concatenate(self._dropped), []
         self._seen.discard(gone)
         found = {id for id, uids in self._covered.items() if np.isin(uids, gone).any()}
-        self._covered = {id: uids for id, uids in self._covered.items() if id not in found}
+        for id in sorted(found):
+            copies = self._covered.pop(id)
+            found |= {overlay for overlay, bases in self._orphaned.items() if np.isin(bases, copies).any()}
+        self._orphaned = {id: bases for id, bases in self._orphaned.items() if id not in found}
         self._known -= found
         self._new |= found
 
@@ -368,13 +385,12 @@ class LiveTable:
         file = self.file_of(id)
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        keep = self.log.alive(file, uids)
+        wanted = self.log.alive(file, uids)
         bases = None
         if footer.is_overlay:
-            bases = self.bases_of(table)
-            keep &= bases[0] >= 0
-        wanted = uids[keep]
-        keep[keep] = first = self._seen.add(wanted)
+            bases = self.bases_of(table, anywhere=True)
+            wanted &= bases[0] >= 0
+        keep = choose_live(uids, wanted, self._seen)
         segment = Segment(
             number=number,
             id=id,
@@ -389,7 +405,7 @@ class LiveTable:
             bases=bases,
             episode=episode_numbers(table),
         )
-        copies, own = wanted[~first], [self.segments[each].uids for each in self._numbers(id)]
+        copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._numbers(id)]
         if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
             self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
         # A mask copies, which frees the footer's own buffers.
@@ -399,21 +415,30 @@ class LiveTable:
             self._derived.setdefault(base, set()).add(number)
 
     def _part(self, id: str, footer: Footer) -> pa.Table:
-        """Return the trajectories of segment `id`, in whatever file."""
+        """Select the trajectories of segment `id` from the file that has them now."""
         return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
 
-    def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the base's segment (-1 if it is not live) and its first row for each overlay row."""
+    def bases_of(self, table: pa.Table, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Find the number of the base's segment (-1 if it is not live) and its first row for each overlay row.
+
+        The base is looked for in the segment that the overlay names; with `anywhere`, a copy in another one will do.
+        """
         ids = np.array(table["base_segment"].to_pylist(), dtype=object)
         uids, offset = uid_array(table["base_uid"]), table["base_offset"].to_numpy()
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
-        for id in dict.fromkeys(ids):
-            rows = np.flatnonzero(ids == id)
-            for segment in (self.segments[number] for number in self._numbers(id)):
+
+        def look_in(numbers: Iterable[int], rows: np.ndarray) -> None:
+            for segment in (self.segments[number] for number in numbers):
                 place = positions(segment.uids, uids[rows])
                 found = place >= 0
                 base[rows[found]] = segment.number
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
+
+        for id in dict.fromkeys(ids):
+            look_in(self._numbers(id), np.flatnonzero(ids == id))
+        lost = np.flatnonzero(base < 0)
+        if anywhere and (live := self._seen.contains(uids[lost])).any():
+            look_in((segment.number for segment in self.segments if not segment.is_overlay), lost[live])
         return base, row0
 
     @property

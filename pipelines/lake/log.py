@@ -26,8 +26,8 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form
 from pipelines.files.malformed import MALFORMED
-from pipelines.lake.folders import LOG, REWRITTEN
-from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage
+from pipelines.lake.folders import LOG, REWRITTEN, read_stamp
+from pipelines.lake.storage import LocalStorage, Storage
 from pipelines.lake.uids import raw_uids
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class LakeLog:
                 names = self.names
             before: Sequence[str] | None = None
             for _ in range(_ATTEMPTS):
-                listed = sorted(name for name in (self._list() if names is None else names) if _NAME.fullmatch(name))
+                listed = list_files(self.storage) if names is None else sorted(filter(_NAME.fullmatch, names))
                 # A listing is not of one moment: a number that is missing may be there, or no longer matter.
                 if self._replay(listed) and (not self._list_missing() or listed == before):
                     break
@@ -218,7 +218,7 @@ class LakeLog:
         return True
 
     def _list_missing(self) -> list[int]:
-        """Return the numbers of files that are not there, since the last restart."""
+        """List the numbers of files that are not there, since the last restart."""
         here = {int(name[:12]) for name in self.names}
         return [number for number in range(int(self._restarted[:12] or 1), self.last + 1) if number not in here]
 
@@ -377,21 +377,11 @@ class LakeLog:
 
     def _has_moved(self) -> bool:
         """Return whether a file may have appeared since the log was last listed."""
-        try:
-            stamp = self.storage.stamp(LOG)
-        except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url(LOG)}'") from error
+        stamp, settled = read_stamp(self.storage, LOG)
         if stamp is not None and self._stamp == stamp:
             return False
-        settled = stamp is not None and (time.time_ns() - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
         self._stamp = stamp if settled else None
         return True
-
-    def _list(self) -> list[str]:
-        try:
-            return self.storage.names(LOG)
-        except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url(LOG)}'") from error
 
 
 def read_file(storage: Storage, name: str) -> _LogFile:
@@ -420,10 +410,15 @@ def read_log(storage: Storage, *, listener: Listener = silent) -> LakeLog:
     return log
 
 
-def last_number(storage: Storage) -> int:
-    """Return the number of the newest file of the log, 0 if there is none."""
+def list_files(storage: Storage) -> list[str]:
+    """Return the names of the log's files, in order. StageFailed if the storage fails."""
     with explained(f"read '{storage.url(LOG)}'"):
-        return max((int(name[:12]) for name in storage.names(LOG) if _NAME.fullmatch(name)), default=0)
+        return sorted(filter(_NAME.fullmatch, storage.names(LOG)))
+
+
+def last_number(storage: Storage) -> int:
+    """Find the number of the newest file of the log, 0 if there is none."""
+    return max((int(name[:12]) for name in list_files(storage)), default=0)
 
 
 def append(storage: Storage, entry: LogEntry, *, after: int | None = None) -> None:

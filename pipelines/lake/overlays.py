@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +32,9 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.sealing import LOG_FORMAT
 from pipelines.lake.segment import StagedFiles, as_stored, checksum
 from pipelines.lake.wal import Log
+from pipelines.lake.writer import LOG_FORMAT
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -94,6 +93,45 @@ class EpisodePiece:
     chunk: int = 0
     first_step: int = 0
     continues: bool = False
+
+
+def split_versions(
+    versions: OverlayBatch, lengths: Sequence[np.ndarray], names: Sequence[str], first_steps: Sequence[int]
+) -> tuple[np.ndarray, OverlayBatch]:
+    """Split versions of joined episodes into versions of their pieces.
+
+    Of each episode given: `lengths`, the actions of its pieces; `first_steps`, the time of its first row; `names`, what
+    to call a version of it that covers several pieces. Returns for each part (m,) the number of its piece in the
+    episode, and the parts, whose `place` is still that of the episode and whose `offset` is in the piece.
+    """
+    which, begins, rows, numbers, offsets, pieces = [], [], [], [], [], []
+    for version, (place, offset, count) in enumerate(
+        zip(versions.place.tolist(), versions.offset.tolist(), versions.rows.tolist(), strict=True)
+    ):
+        ends = np.cumsum(lengths[place])
+        starts, last = ends - lengths[place], offset + count - 1
+        inside = np.flatnonzero((starts < last) & (ends > offset)).tolist()
+        for chunk, number in enumerate(inside):
+            first, stop = max(offset, int(starts[number])), min(last, int(ends[number]))
+            which.append(version)
+            begins.append(first - offset)
+            rows.append(stop - first + 1)
+            numbers.append(number)
+            offsets.append(first - int(starts[number]))
+            # A version that begins later than its episode begins at time 0.
+            time = first_steps[place] + first if offset == 0 else first - offset
+            known = {"episode": names[place], "chunk": chunk} if len(inside) > 1 else {}
+            pieces.append(EpisodePiece(first_step=time, continues=chunk + 1 < len(inside), **known))
+    found = versions.part(*(np.array(each, dtype=np.int64) for each in (which, begins, rows)))
+    goes_on = np.array([piece.continues for piece in pieces], dtype=bool)
+    columns = dict(found.columns)
+    if TRUNCATED in columns:
+        columns[TRUNCATED][(found.first + found.rows - 1)[goes_on]] = 1
+    success = None if found.success is None else np.where(goes_on, -1, found.success).astype(np.int8)
+    offset = np.array(offsets, dtype=np.int64)
+    return np.array(numbers, dtype=np.int64), replace(
+        found, columns=columns, success=success, offset=offset, pieces=pieces
+    )
 
 
 def overlay_uids(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarray:
@@ -172,7 +210,7 @@ class OverlayWriter:
         for column in self.columns:
             if values[column.name].shape != (int(batch.rows.sum()), *column.shape):
                 raise ValueError(f"column '{column.name}' has the shape {values[column.name].shape}")
-        self._tables.append(self._described(base, table, batch, values, uids, method))
+        self._tables.append(self._describe(base, table, batch, values, uids, method))
         self._values.append(values)
         size = sum(array.nbytes for array in values.values())
         self.trajectories += len(batch)
@@ -185,7 +223,7 @@ class OverlayWriter:
             if self._staged_bytes >= self._held_bytes:
                 self._publish()
 
-    def _described(
+    def _describe(
         self,
         base: str,
         table: pa.Table,
@@ -194,14 +232,14 @@ class OverlayWriter:
         uids: np.ndarray,
         method: str,
     ) -> pa.Table:
-        """Return the rows of the footer."""
+        """Build the footer's rows of derived trajectories."""
         first, last, count = batch.first, batch.first + batch.rows - 1, len(batch)
         rows = table.take(pa.array(batch.place))
         whole = not batch.offset.any() and np.array_equal(batch.rows - 1, rows["length"].to_numpy())
         if not whole and not {REWARD, TERMINATED, TRUNCATED} <= values.keys():
             raise ValueError("an overlay of a part of its base must store 'reward', 'terminated' and 'truncated'")
         changed: dict[str, Any] = {
-            "uid": _binary(uids),
+            "uid": pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(uids.tobytes())]),
             "row0": first + self._rows,
             "length": batch.rows - 1,
             "source": ["relabel"] * count,
@@ -260,17 +298,16 @@ class OverlayWriter:
         """Write the collected trajectories to temporary files."""
         if not self._tables:
             return
-        storage, values = self._storage, {c.name: _joined([v[c.name] for v in self._values]) for c in self.columns}
-        header = {
-            "format": footers.FORMAT,
-            "kind": "overlay",
-            "schema": self._schema_id,
-            "writer": self._writer,
-            "sequence": self._sequence + len(self._staged),
-            "t_commit": time.time(),
-            "rows": self._rows,
-            "columns": {name: checksum(array) for name, array in values.items()},
-        }
+        storage, each = self._storage, {c.name: [values[c.name] for values in self._values] for c in self.columns}
+        values = {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in each.items()}
+        header = footers.make_header(
+            overlay=True,
+            schema_id=self._schema_id,
+            writer=self._writer,
+            sequence=self._sequence + len(self._staged),
+            rows=self._rows,
+            columns={name: checksum(array) for name, array in values.items()},
+        )
         table = pa.concat_tables(self._tables)
         with explained(f"write a segment into '{storage.url()}'"):
             if self._log is None:
@@ -300,12 +337,3 @@ class OverlayWriter:
                     raise
             self._staged.pop(0)
         self._staged_bytes = 0
-
-
-def _binary(uids: np.ndarray) -> pa.Array:
-    raw = np.ascontiguousarray(uids)
-    return pa.Array.from_buffers(pa.binary(16), len(raw), [None, pa.py_buffer(raw.tobytes())])
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

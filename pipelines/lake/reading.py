@@ -1,9 +1,11 @@
-"""Reading trajectories: by uid with overlays applied, many originals at a time, or a weighted sample."""
+"""Reading trajectories: by uid with overlays applied, many originals at a time, or a weighted sample; and episodes that
+are stored in pieces, joined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +16,7 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
+from pipelines.lake.schema import TRUNCATED
 from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
 from pipelines.lake.trajectory import Trajectory
 from pipelines.lake.uids import place_of, positions
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _T = TypeVar("_T")
+_PIECES = "select episode, chunk, uid from trajectories where episode <> uid order by episode, chunk"
 _ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
 
 
@@ -47,7 +51,7 @@ class _Portion:
         return names.dictionary.to_pylist(), names.indices.to_numpy()
 
     def only(self, which: np.ndarray) -> _Portion:
-        """Return the trajectories at the ascending indices `which` (m,)."""
+        """Select the trajectories at the ascending indices `which` (m,)."""
         if len(which) == len(self):
             return self
         table = self.table.take(pa.array(which))
@@ -101,11 +105,11 @@ class Reader:
         return [uid for segment in self.live.segments for uid in hex_uids(segment.uids)]
 
     def originals(self) -> list[Segment]:
-        """Return the segments whose trajectories do not derive from others."""
+        """List the segments whose trajectories do not derive from others."""
         return [segment for segment in self.live.segments if not segment.is_overlay]
 
     def derived(self) -> np.ndarray:
-        """Return the sorted uids (n,) "S16" of derived trajectories."""
+        """Collect the uids (n,) "S16" of derived trajectories, sorted."""
         overlays = [segment.uids for segment in self.live.segments if segment.is_overlay]
         return np.sort(np.concatenate([np.zeros(0, "S16"), *overlays]))
 
@@ -115,7 +119,7 @@ class Reader:
         return self._find(uid) is not None
 
     def locate(self, uid: str) -> tuple[Segment, int]:
-        """Return the segment of a trajectory and its index there."""
+        """Find the segment of a trajectory and its index there."""
         found = self._find(uid)
         if found is None:
             self.refresh()
@@ -140,7 +144,7 @@ class Reader:
         return self.live.segments[number], int(order[place] - first[number])
 
     def row(self, uid: str) -> Mapping[str, Any]:
-        """Return the trajectory's row in the footer of its segment."""
+        """Read the trajectory's row in the footer of its segment."""
         segment, _ = self.locate(uid)
         footer = self._file(segment.number).footer
         if segment.file not in self._rows:
@@ -149,11 +153,11 @@ class Reader:
         return footer.trajectories.slice(self._rows[segment.file][uid], 1).to_pylist()[0]
 
     def read(self, uid: str) -> Trajectory:
-        """Return a copy of a trajectory. IntegrityError if its segment is damaged."""
+        """Read a copy of a trajectory. IntegrityError if its segment is damaged."""
         return self._again(lambda: self._read(uid))
 
     def read_columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return copies of some columns of a trajectory. Errors as of `read`."""
+        """Read copies of some columns of a trajectory. Errors as of `read`."""
         return self._again(lambda: self._columns(uid, names))
 
     def _again(self, read: Callable[[], _T]) -> _T:
@@ -206,8 +210,70 @@ class Reader:
         return self._files.open(segment.file, segment.schema_id)
 
 
+def join_pieces(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Join the step columns of consecutive pieces of an episode.
+
+    Row 0 of a later piece repeats the last row of the one before, where the episode was not truncated.
+    """
+    joined = {name: np.concatenate([values, *(p[name][1:] for p in pieces[1:])]) for name, values in pieces[0].items()}
+    if TRUNCATED in joined:
+        ends = np.cumsum([len(piece[TRUNCATED]) - 1 for piece in pieces])[:-1]
+        joined[TRUNCATED][ends] = 0
+    return joined
+
+
+def join_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the rows of the table `trajectories` of consecutive pieces to that of their episode, whose uid is that of
+    the first one. Fields that are not joined are those of the last one."""
+    if len(rows) == 1:
+        return dict(rows[0])
+    first, last = rows[0], rows[-1]
+    length = sum(row["length"] for row in rows)
+    return {
+        **last,
+        **{name: first[name] for name in ("uid", "t_start", "base_uid", "base_offset", "chunk", "first_step")},
+        "length": length,
+        "return": sum(row["return"] for row in rows),
+        "attempts": list(chain.from_iterable(row["attempts"] or () for row in rows)),
+        "epsilon": sum(row["epsilon"] * row["length"] for row in rows) / length,
+    }
+
+
+def read_pieces(reader: Reader, uids: Sequence[str]) -> Trajectory:
+    """Read consecutive pieces of an episode, joined. InputMissing if one is gone, IntegrityError if it is damaged."""
+    pieces = [reader.read(uid) for uid in uids]
+    if len(pieces) == 1:
+        return pieces[0]
+    info = info_of(join_rows([reader.row(uid) for uid in uids]))
+    return Trajectory(join_pieces([piece.columns for piece in pieces]), info, uid=uids[0])
+
+
+def find_pieces(lake: Lake, *, listener: Listener = silent) -> dict[str, tuple[str, ...]]:
+    """Return, for the uid of each piece in the lake, the uids of the consecutive pieces of its episode, itself among
+    them. Trajectories that are whole episodes are not in it."""
+    from pipelines.lake.sql.catalog import query
+
+    found: dict[str, tuple[str, ...]] = {}
+    run: list[str] = []
+    before: tuple[str, int] | None = None
+    for episode, chunk, uid in query(lake, _PIECES, listener=listener)[1]:
+        if before != (episode, chunk - 1):  # another episode, or a piece is missing
+            found.update(dict.fromkeys(run, tuple(run)))
+            run = []
+        run.append(uid)
+        before = episode, chunk
+    found.update(dict.fromkeys(run, tuple(run)))
+    return found
+
+
+def group_by_episode(lake: Lake, uids: Iterable[str], *, listener: Listener = silent) -> list[tuple[str, ...]]:
+    """Return the uids of the pieces of every episode to which one of `uids` belongs, in the order of these."""
+    pieces = find_pieces(lake, listener=listener)
+    return list(dict.fromkeys(pieces.get(uid, (uid,)) for uid in uids))
+
+
 def read(lake: Lake, uid: str) -> Trajectory:
-    """Return one trajectory. InputMissing if the lake does not have it."""
+    """Read one trajectory. InputMissing if the lake does not have it."""
     return Reader(lake).read(uid)
 
 
@@ -291,8 +357,6 @@ def sample(
 ) -> Iterator[SampledTrajectory]:
     """Yield the trajectories that `draw` chooses; if `whole`, episodes, their pieces joined. IntegrityError for a
     damaged segment."""
-    from pipelines.lake.episodes import find_pieces, join_rows, read_pieces
-
     pieces = find_pieces(lake, listener=listener) if whole else {}
     uids = draw(lake, k, where=where, weight=weight, seed=seed, pieces=pieces, listener=listener)
     reader = Reader(lake, listener=listener)

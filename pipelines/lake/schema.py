@@ -98,5 +98,5 @@ class Schema:
         return cls(Spaces.from_json(data["spaces"]))
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
-        """Return zeroed step columns of `rows` rows."""
+        """Make zeroed step columns of `rows` rows."""
         return {c.name: np.zeros((rows, *c.shape), dtype=c.dtype) for c in self.columns}

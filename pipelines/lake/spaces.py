@@ -202,7 +202,7 @@ def is_greedy_by_default(action: Space) -> bool:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """Return a JSON object with `kind` and the space's fields."""
+    """Encode a space as a JSON object with `kind` and its fields."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(space, cls))
     fields = {
         key: list(value) if isinstance(value, tuple) else value

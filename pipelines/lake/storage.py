@@ -36,7 +36,7 @@ class Storage(Protocol):
         """Return the name of the place, or of a file in it, for messages and records."""
 
     def below(self, folder: str) -> Storage:
-        """Return the storage that begins at `folder` of this one."""
+        """Open the storage that begins at `folder` of this one."""
 
     def create_folders(self) -> None:
         """Create the folders that a new lake needs."""
@@ -45,7 +45,7 @@ class Storage(Protocol):
         """Return the names in `folder`, which may include folders; none if there is no such folder."""
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in `folder`."""
+        """List the folders in `folder`."""
 
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
         """Yield `names` of several folders."""
@@ -59,10 +59,10 @@ class Storage(Protocol):
         """
 
     def read(self, key: str) -> bytes:
-        """Return the content of a file."""
+        """Read a file."""
 
     def tail(self, key: str, count: int) -> bytes:
-        """Return the last `count` bytes of a file, or all of it."""
+        """Read the last `count` bytes of a file, or all of it."""
 
     def write(self, key: str, content: bytes) -> None:
         """Replace a file atomically and durably."""
@@ -83,13 +83,13 @@ class Storage(Protocol):
         """Remove files, as far as they exist."""
 
     def exists(self, key: str) -> bool:
-        """Return whether a file exists."""
+        """Check whether a file exists."""
 
     def size(self, key: str) -> int:
-        """Return the size of a file in bytes."""
+        """Look up the size of a file in bytes."""
 
     def age(self, key: str, now: float) -> float:
-        """Return the seconds since a file was written, by the storage's clock."""
+        """Count the seconds since a file was written, by the storage's clock."""
 
     def fetch(self, key: str) -> Path:
         """Return a local file with the content, to be mapped. It may vanish while it is not open."""

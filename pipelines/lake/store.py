@@ -30,11 +30,10 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake import sealing
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
-from pipelines.lake.writer import Writer
+from pipelines.lake.writer import Writer, salvage
 
 _FORMAT_NAME, VERSION = "amago-lake", 3
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
@@ -61,7 +60,7 @@ class QueryResult:
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def df(self) -> Any:
-        """Return a `pandas.DataFrame`. InputMissing if pandas is not installed."""
+        """Convert to a `pandas.DataFrame`. InputMissing if pandas is not installed."""
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -218,7 +217,7 @@ class Lake:
         return self._schemas[schema_id]
 
     def schemas(self) -> dict[str, Schema]:
-        """Return every schema by id."""
+        """Read every schema, by id."""
         return {id: self.schema(id) for id in self._schema_ids()}
 
     def _schema_ids(self) -> list[str]:
@@ -258,7 +257,7 @@ class Lake:
         seal_bytes: int = 64 << 20,
         seal_seconds: float = 10.0,
     ) -> Writer:
-        """Return a new writer of `schema`, after salvaging the logs of dead writers."""
+        """Open a new writer of `schema`, after salvaging the logs of dead writers."""
         with explained(f"write into lake '{self.name}'"):
             self.storage.create_folders()  # copying a lake loses empty folders
         self.salvage()
@@ -267,7 +266,7 @@ class Lake:
 
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
-        return sealing.salvage(self.storage, self.schema, listener=listener)
+        return salvage(self.storage, self.schema, listener=listener)
 
 
 def _identity(storage: Storage, content: bytes) -> str:
@@ -328,18 +327,18 @@ def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the l
     a, b = dict(ours.observation), dict(theirs.observation)
     here, there = sides
     phrases = [
-        f"{name}: {_shown(a.get(name))} {here}, {_shown(b.get(name))} {there}"
+        f"{name}: {_format_space(a.get(name))} {here}, {_format_space(b.get(name))} {there}"
         for name in dict.fromkeys([*a, *b])
         if a.get(name) != b.get(name)
     ]
     if ours.action != theirs.action:
-        phrases.append(f"action: {_shown(ours.action)} {here}, {_shown(theirs.action)} {there}")
+        phrases.append(f"action: {_format_space(ours.action)} {here}, {_format_space(theirs.action)} {there}")
     if not phrases:
         phrases.append("the order of the observation's columns")
     return phrases
 
 
-def _shown(space: Any) -> str:
+def _format_space(space: Any) -> str:
     if space is None:
         return "nothing"
     fields = space_to_json(space)

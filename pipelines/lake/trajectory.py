@@ -59,7 +59,7 @@ class Infos(Sequence[TrajectoryInfo]):
 
     @classmethod
     def of(cls, infos: Sequence[TrajectoryInfo]) -> Infos:
-        """Return `infos` (at least one) as columns."""
+        """Turn `infos` (at least one) into columns."""
         if isinstance(infos, Infos):
             return infos
         names = [info_field.name for info_field in fields(TrajectoryInfo)] if len(infos) > 1 else ["seed"]
@@ -69,10 +69,15 @@ class Infos(Sequence[TrajectoryInfo]):
     def joined(cls, several: Sequence[Infos]) -> Infos:
         """Concatenate. Fields that are not in `each` must be the same in all."""
         names = dict.fromkeys(name for infos in several for name in infos.each)
-        return cls(several[0].shared, {name: _end_to_end([infos._column(name) for infos in several]) for name in names})
-
-    def _column(self, name: str) -> Sequence[Any] | np.ndarray:
-        return self.each[name] if name in self.each else [getattr(self.shared, name)] * self._count
+        joined: dict[str, Sequence[Any] | np.ndarray] = {}
+        for name in names:
+            columns = [
+                infos.each[name] if name in infos.each else [getattr(infos.shared, name)] * len(infos)
+                for infos in several
+            ]
+            are_arrays = all(isinstance(column, np.ndarray) for column in columns)
+            joined[name] = np.concatenate(columns) if are_arrays else list(chain.from_iterable(columns))
+        return cls(several[0].shared, joined)
 
     def __len__(self) -> int:
         return self._count
@@ -89,12 +94,6 @@ class Infos(Sequence[TrajectoryInfo]):
             n: value.item() if isinstance(value, np.generic) else value for n, value in found.items()
         }
         return replace(self.shared, **chosen)
-
-
-def _end_to_end(columns: Sequence[Sequence[Any] | np.ndarray]) -> Sequence[Any] | np.ndarray:
-    if all(isinstance(column, np.ndarray) for column in columns):
-        return np.concatenate(columns)
-    return list(chain.from_iterable(columns))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
 
 
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
-    """Return uids of 32 hex digits as "S16" (n,)."""
+    """Convert uids of 32 hex digits to "S16" (n,)."""
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")
 
 
@@ -40,11 +40,11 @@ class Halves(NamedTuple):
     second: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Halves:
-        """Return those at `rows`."""
+        """Select those at `rows`."""
         return Halves(self.first[rows], self.second[rows])
 
     def differ(self, other: Halves) -> np.ndarray:
-        """Return (n,) bool: which differ."""
+        """Compare pairwise; return (n,) bool."""
         return (self.first != other.first) | (self.second != other.second)
 
     def place(self, wanted: Halves) -> np.ndarray:
@@ -63,7 +63,7 @@ class Halves(NamedTuple):
 
 
 def halves(uids: np.ndarray) -> Halves:
-    """Return the halves of uids ("S16"); they sort as uids do."""
+    """Split uids ("S16") into halves, which sort as uids do."""
     pairs = np.ascontiguousarray(uids).view(">u8").reshape(-1, 2).astype(np.uint64)
     return Halves(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
@@ -94,6 +94,14 @@ class UidSet:
         if len(run.first):
             self._runs.append(run)
         return new
+
+    def contains(self, uids: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which of `uids` ("S16") are here."""
+        wanted, found = halves(uids), np.zeros(len(uids), dtype=bool)
+        for known in self._runs:
+            place = np.minimum(known.place(wanted), len(known.first) - 1)
+            found |= ~known.at(place).differ(wanted)
+        return found
 
     def discard(self, uids: np.ndarray) -> None:
         """Remove those of `uids` ("S16") that are here."""

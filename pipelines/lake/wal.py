@@ -130,7 +130,7 @@ class Log:
         self._size = size
 
     def read(self) -> LogContent:
-        """Return the content of the log; see `parse`."""
+        """Read and parse the log; see `parse`."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return parse(file.read())
@@ -165,13 +165,13 @@ class Log:
         self._size += total
 
 
-def _let_go() -> None:
+def _close_all() -> None:
     """Close all logs in a forked child, which must not keep its parent's locks."""
     for log in list(_open):
         log.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_all)
 
 
 @dataclass
@@ -204,51 +204,45 @@ def parse(data: bytes) -> LogContent:
     for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
         content.valid = end
         try:
-            _take(content, kind, payload)
+            if payload is None:
+                content.damaged += 1
+            elif kind == b"H":
+                content.header = dict(json.loads(bytes(payload)))
+            elif kind == b"S":
+                content.marks.append(bytes(payload).decode())
+            elif kind == b"M":
+                for row, values in _unfold(payload):
+                    if zlib.crc32(values) == row["crc"]:
+                        content.records.append((row, values))
+                    else:
+                        content.damaged += 1
         except MALFORMED:
             content.damaged += 1
     content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
 
 
-def _take(content: LogContent, kind: bytes, payload: memoryview | None) -> None:
-    if payload is None:
-        content.damaged += 1
-    elif kind == b"H":
-        content.header = dict(json.loads(bytes(payload)))
-    elif kind == b"S":
-        content.marks.append(bytes(payload).decode())
-    elif kind == b"M":
-        for row, data in _unfolded(payload):
-            if zlib.crc32(data) == row["crc"]:
-                content.records.append((row, data))
-            else:
-                content.damaged += 1
-
-
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
     """Return the JSON of a frame: the shared fields "row", the others "each", and the sizes in "bytes"."""
-    columns = {name: _packed(values) if isinstance(values, np.ndarray) else values for name, values in each.items()}
+    # Arrays are encoded as they are: digits would take several times as long.
+    columns = {
+        name: {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
+        if isinstance(values, np.ndarray)
+        else values
+        for name, values in each.items()
+    }
     return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
 
 
-def _packed(values: np.ndarray) -> dict[str, str]:
-    """Encode an array as it is: digits would take several times as long."""
-    return {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
-
-
-def _values(packed: dict[str, str] | list[Any]) -> list[Any]:
-    """Decode a value of `_text`."""
-    if isinstance(packed, list):
-        return packed
-    return np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).tolist()
-
-
-def _unfolded(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
+def _unfold(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
     """Yield the row and the bytes of each trajectory of a frame."""
     (length,) = struct.unpack_from("<I", payload)
     text, data = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
-    columns, start = [_values(packed) for packed in text["each"].values()], 0
+    columns = [
+        each if isinstance(each, list) else np.frombuffer(base64.b64decode(each["base64"]), each["dtype"]).tolist()
+        for each in text["each"].values()
+    ]
+    start = 0
     for values, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
         yield {**text["row"], **dict(zip(text["each"], values, strict=True))}, data[start : start + size]
         start += size
@@ -285,7 +279,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
 
 
 def _next_frame(data: memoryview, start: int) -> int | None:
-    """Return where the first valid frame at `start` or later begins."""
+    """Find where the first valid frame at `start` or later begins."""
     raw = np.frombuffer(data, np.uint8)[start:]
     if len(raw) < _FRAME.size:
         return None

@@ -40,7 +40,7 @@ from pipelines.files.atomic import explained, point, sync_directory
 from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake.checkpoint_data import Data
+from pipelines.lake.lineage import Data
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import bytes_of

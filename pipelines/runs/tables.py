@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.events import Listener, silent
-from pipelines.lake.sql import row_tables
-from pipelines.lake.sql.row_tables import LogTable, RowTable, Tables
+from pipelines.lake.sql import tables as engine
 from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.sql.tables import LogTable, RowTable, Tables
 from pipelines.runs.evaluations import DEFAULT_METRIC, number
 from pipelines.runs.metrics import read_metrics
 from pipelines.runs.stored import StoredRun, read_run
@@ -33,13 +33,13 @@ def query(
     listener: Listener = silent,
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the column names and rows of one SELECT over the tables of `tables`. UsageError for anything else."""
-    return row_tables.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
+    return engine.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
 
 
 def matching(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
     """Return the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
     table = RowTable(columns=COLUMNS, rows=rows)
-    return [rows[place] for place in row_tables.matching("runs", table, where, listener=listener)]
+    return [rows[place] for place in engine.matching("runs", table, where, listener=listener)]
 
 
 def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:

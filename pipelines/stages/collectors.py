@@ -38,7 +38,7 @@ from pipelines.rollout.collector import (
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, RunName
 from pipelines.rollout.policies import Acting
 from pipelines.stages.engines import POLL_SECONDS, make_engine, restart_notice
-from pipelines.stages.tasks import Channel, Engine, RunningTask, raised
+from pipelines.stages.tasks import Channel, Engine, RunningTask
 from pipelines.training.learner import use_threads
 
 _SHORTAGE_SECONDS = 5.0  # before collectors that have not started are reported
@@ -281,7 +281,7 @@ class CollectorGroup:
             elif kind == "done":
                 member.is_busy = False
             elif kind == "error":
-                raise as_collector_error(member.number, raised(body))
+                raise as_collector_error(member.number, body.unpack())
         if member.task.ended and member.is_busy:
             self._restart(member, listener)
 

@@ -9,7 +9,7 @@ from pipelines.config.settings import CollectSettings
 from pipelines.errors import StageFailed
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
 from pipelines.stages.ray_engine import RayEngine
-from pipelines.stages.tasks import Engine, LocalEngine, RunningTask, Task, raised
+from pipelines.stages.tasks import Engine, LocalEngine, RunningTask, Task
 
 POLL_SECONDS = 0.2
 
@@ -47,7 +47,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
                     elif kind == "done":
                         results[number] = body
                     elif kind == "error":
-                        raise raised(body)
+                        raise body.unpack()
                 if each.ended and number not in results:
                     deaths[number] += 1
                     listener(restart_notice(each, f"{what} {number}", again=deaths[number] <= restarts))

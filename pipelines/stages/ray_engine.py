@@ -15,7 +15,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import Any
 from pipelines.config.settings import CollectSettings
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.events import Event, Notice
+from pipelines.processes import start_python
 from pipelines.stages.ray_guard import descendants
 from pipelines.stages.tasks import STOP, STOP_SECONDS, Caller, Channel, Task, perform
 
@@ -309,13 +309,7 @@ def _first_line(error: Exception) -> str:
 
 def _guarded(processes: dict[int, str]) -> subprocess.Popen[bytes]:
     """Start a process that ends what is left of a local cluster once this process has ended, for whatever reason."""
-    code = "from pipelines.stages.ray_guard import main; main()"
-    guard = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; {code}"],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
+    guard = start_python("from pipelines.stages.ray_guard import main; main()", stdin=subprocess.PIPE)
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(processes).encode() + b"\n")
-    guard.stdin.flush()
     return guard

@@ -22,10 +22,9 @@ from pipelines.config.relabelling import RelabelSettings
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.episodes import join_pieces, split_versions
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.overlays import OverlayWriter, overlay_uids
-from pipelines.lake.reading import Reader
+from pipelines.lake.overlays import OverlayWriter, overlay_uids, split_versions
+from pipelines.lake.reading import Reader, join_pieces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake

@@ -17,6 +17,7 @@ from typing import Any
 from pipelines.config.places import is_run
 from pipelines.errors import StageFailed
 from pipelines.files.atomic import explained
+from pipelines.processes import end_process
 from pipelines.runs.stored import read_run
 
 _LOCKED = 75
@@ -85,11 +86,7 @@ class RunProcesses:
             self._signal(each)
         deadline = time.monotonic() + _STOP_SECONDS
         for each in self._working:
-            try:
-                each.process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                each.process.kill()
-                each.process.wait()
+            end_process(each.process, max(deadline - time.monotonic(), 0.1))
         self._working, self._later = [], []
 
     @property

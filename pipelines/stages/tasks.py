@@ -12,11 +12,9 @@ import pickle
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
@@ -26,9 +24,9 @@ from typing import Any, Protocol
 from pipelines import trust
 from pipelines.config import launch
 from pipelines.config.cores import available_cores
-from pipelines.envs.env import RemoteTraceback
-from pipelines.errors import AmagoError, Interrupted, StageFailed
+from pipelines.errors import Interrupted
 from pipelines.events import Event, Progress
+from pipelines.processes import describe_exit, pack_error, start_python
 
 _ORPHAN_SECONDS = 5.0  # for a task whose driver has ended to store what it has
 STOP_SECONDS = 300.0  # for tasks to stop at their next safe point
@@ -92,26 +90,8 @@ def perform(task: bytes, caller: Caller, channel: Channel) -> bool:
     except Interrupted:
         return False
     except Exception as error:
-        channel.post("error", (_portable(error), traceback.format_exc()))
+        channel.post("error", pack_error(error))
     return True
-
-
-def _portable(error: Exception) -> AmagoError:
-    """Return an error that can be pickled: `error` if it is an AmagoError that can, else one with its message."""
-    if not isinstance(error, AmagoError):
-        return StageFailed(f"{type(error).__name__}: {error}")
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever the pickling of a user's class of errors raises; its message is what must arrive
-        return StageFailed(error.message, hint=error.hint)
-    return error
-
-
-def raised(body: tuple[AmagoError, str]) -> AmagoError:
-    """Return the error that a task posted, with the task's traceback as its cause."""
-    error, trace = body
-    error.__cause__ = RemoteTraceback(trace)
-    return error
 
 
 class RunningTask(Protocol):
@@ -200,14 +180,11 @@ class TaskProcess:
 
     def __init__(self, task: Task, *, threads: int) -> None:
         self.connection, theirs = Pipe()
-        code = f"from pipelines.stages.tasks import main; main({theirs.fileno()})"
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; {code}"],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={"OMP_NUM_THREADS": str(threads)} | launch.alone(),
-                start_new_session=True,  # a signal from the terminal reaches the driver, which then stops its tasks
+            self.process = start_python(
+                f"from pipelines.stages.tasks import main; main({theirs.fileno()})",
+                descriptors=(theirs.fileno(),),
+                environment={"OMP_NUM_THREADS": str(threads)} | launch.alone(),
             )
         finally:
             theirs.close()
@@ -223,8 +200,7 @@ class TaskProcess:
                 found.append(self.connection.recv())
         except (EOFError, OSError):
             self.connection.close()
-            code = self.process.wait()
-            self.ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            self.ended = describe_exit(self.process.wait())
         return found
 
     def send(self, order: Any) -> None:

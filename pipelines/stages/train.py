@@ -17,9 +17,9 @@ from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.duplicates import find_duplicates
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.sql.catalog import query
+from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference

@@ -14,7 +14,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake import collectors
-from pipelines.lake.checkpoint_data import TrainingHistory
+from pipelines.lake.lineage import TrainingHistory
 from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage

@@ -7,7 +7,7 @@ import numpy as np
 from pipelines.lake.folders import segment_key
 from pipelines.lake.footer import read_footer
 from pipelines.lake.log import lease
-from pipelines.lake.maintenance import rewrite as rewriting
+from pipelines.lake.maintenance import compaction
 from pipelines.lake.store import Lake
 
 
@@ -15,9 +15,9 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
     """Merge the segments `ids`, all overlays or none, into one, and remove their files; return its id."""
     with lease(lake) as held:
         parts = [
-            rewriting.SegmentPart(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids
+            compaction.SegmentPart(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids
         ]
-        done = rewriting.rewrite(lake, parts, held)
+        done = compaction.rewrite(lake, parts, held)
         assert done is not None
     for id in ids:
         lake.storage.remove(segment_key(id))

@@ -196,7 +196,7 @@ def test_a_lake_whose_log_cannot_be_sealed_is_not_called_empty(
         raise OSError(refusal, os.strerror(refusal))
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.lake.sealing.publish_log", refuse)
+        patched.setattr("pipelines.lake.writer.publish_log", refuse)
         dead = Lake(tmp_path / "dead")
         dead.salvage()
         mixture = mixture_of([dead])

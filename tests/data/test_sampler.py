@@ -10,8 +10,8 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
-from pipelines.lake.blob import blob_path
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.segment import blob_path
 from pipelines.lake.store import Lake
 from tests.data.seeded import SeededSampler
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, derive, fill, segment_files

@@ -12,10 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from pipelines.envs.env import ActorsFailed, RemoteTraceback
+from pipelines.envs.env import ActorsFailed
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.processes import RemoteTraceback
 from tests.envs.contract import first_tasks, play, sample
 from tests.tiers import some
 

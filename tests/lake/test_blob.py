@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
-from pipelines.lake.blob import MOST_BYTES, BlobCache, BlobFile, write_blob
 from pipelines.lake.schema import Column
+from pipelines.lake.segment import MOST_BYTES, BlobCache, BlobFile, write_blob
 from tests.tiers import examples
 
 WIDE = Column(name="obs.image", dtype="uint8", shape=(64, 64, 3), role="observation")

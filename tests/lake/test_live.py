@@ -327,3 +327,29 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
         assert [segment.id for segment in other.segments] == [segment.id for segment in first.segments]
         assert other.log.steps == first.log.steps
     assert len(first.segments) > 8
+
+
+def test_an_overlay_is_live_while_any_copy_of_its_base_is(lake: Lake) -> None:
+    (uid, columns), *_ = fill(lake, [5]).items()
+    (path,) = segment_files(lake)
+    (overlay,) = derive(lake, {uid: {"reward": columns["reward"] + 1}})
+    follower = LiveTable(lake)
+    follower.refresh()
+    folder = path.parent.parent / "2001010100"  # its copy sorts before it, and counts in its place for new readers
+    folder.mkdir()
+    shutil.copy(path, folder / path.name)
+
+    def lives() -> None:
+        follower.refresh()
+        new = LiveTable(lake)
+        new.refresh()
+        for table in (follower, new):
+            found = {each: segment for segment in table.segments for each in hex_uids(segment.uids)}
+            assert found.keys() == {uid, overlay}
+            assert found[overlay].base.tolist() == [found[uid].number]
+        assert {each for (each,) in catalog.query(lake, "select uid from trajectories")[1]} == {uid, overlay}
+        assert Reader(lake).read(overlay).columns["reward"].tolist() == (columns["reward"] + 1).tolist()
+
+    lives()
+    quarantine(lake, f"{path.parent.name}/{path.stem}")
+    lives()

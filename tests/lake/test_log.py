@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 from pipelines.errors import StageFailed
+from pipelines.lake import segment as segments
 from pipelines.lake.folders import is_rewritten, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import LakeLog, LogEntry, append, last_number, read_log
-from pipelines.lake.maintenance import rewrite as rewriting
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.repair import repair
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
-from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.maintenance.verify import repair, verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
 from pipelines.lake.storage import LocalStorage
@@ -154,13 +153,13 @@ def test_a_maintainer_whose_lease_ran_out_cannot_expire(lake: Lake) -> None:
 def test_a_maintainer_whose_lease_ran_out_brings_nothing_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one lets a trajectory expire while it writes the merged segment."""
     written = list(fill(lake, [3, 4, 5], seal_every=1))
-    new_segment = rewriting.segments.new_segment
+    new_segment = segments.new_segment
 
     def overtaken(*args: Any, **named: Any) -> str:
         append(lake.storage, LogEntry(time=1.0, trajectories={list_all(lake.storage)[0]: [written[0]]}))
         return new_segment(*args, **named)
 
-    monkeypatch.setattr(rewriting.segments, "new_segment", overtaken)
+    monkeypatch.setattr(segments, "new_segment", overtaken)
     with pytest.raises(StageFailed, match="maintained by another process"):
         compact(lake)
     monkeypatch.undo()

@@ -14,9 +14,9 @@ from pipelines.lake import reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
-from pipelines.lake.sealing import WAITING
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.writer import WAITING
 from tests.lake.factories import INFO, SCHEMA, columns, refuse, segment_files
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.lake import lineage
-from pipelines.lake.checkpoint_data import TrainingHistory
+from pipelines.lake.lineage import TrainingHistory
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake

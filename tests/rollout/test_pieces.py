@@ -14,7 +14,7 @@ from pipelines.data.gather import Gatherer
 from pipelines.data.view import View
 from pipelines.envs.env import ActorsFailed
 from pipelines.envs.make import make
-from pipelines.lake.episodes import join_pieces
+from pipelines.lake.reading import join_pieces
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query, summary
 from pipelines.lake.sql.describing import describe

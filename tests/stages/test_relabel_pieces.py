@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.goals import goal_rule
-from pipelines.lake.episodes import group_by_episode, read_pieces
-from pipelines.lake.reading import Reader
+from pipelines.lake.reading import Reader, group_by_episode, read_pieces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory

@@ -59,8 +59,8 @@ def merge(
 
 def _copy(common: Common, sources: Sequence[str], target: str, where: str, command: str) -> Result:
     from pipelines.errors import IntegrityError
-    from pipelines.lake.duplicates import find_duplicates
     from pipelines.lake.maintenance import copying
+    from pipelines.lake.sql.describing import find_duplicates
     from pipelines.lake.sql.selection import select
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table

@@ -39,8 +39,7 @@ def protect(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import InputMissing, UsageError
     from pipelines.lake import log as engine
-    from pipelines.lake.checkpoint_data import read_snapshots
-    from pipelines.lake.lineage import split
+    from pipelines.lake.lineage import read_snapshots, split
     from pipelines.lake.log import protections
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table

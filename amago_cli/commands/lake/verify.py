@@ -10,8 +10,7 @@ import typer
 from amago_cli.options import Common, LakeArgument, reader
 
 if TYPE_CHECKING:
-    from pipelines.lake.maintenance.repair import RepairResult
-    from pipelines.lake.maintenance.verify import VerifyReport
+    from pipelines.lake.maintenance.verify import RepairResult, VerifyReport
     from pipelines.stages.result import Table
 
 
@@ -33,7 +32,6 @@ def verify(
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
-    from pipelines.lake.maintenance import repair as mending
     from pipelines.lake.maintenance import verify as engine
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
@@ -45,7 +43,7 @@ def verify(
         opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
         if repair:
-            repaired = mending.repair(opened, checked, listener=listener)
+            repaired = engine.repair(opened, checked, listener=listener)
     result = Result(
         command="lake verify",
         lake=opened.name,

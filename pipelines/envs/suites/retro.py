@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +27,7 @@ from pipelines.envs.suites.retro_emulator import BUTTONS, Cartridge
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
 from pipelines.nearest import did_you_mean
+from pipelines.processes import end_process, start_python
 
 PREFIX, VERSION = "retro:", "-v0"
 STATE, _IDLE, _ORDER = range(3)  # purposes of random draws
@@ -159,14 +158,11 @@ class _Process:
     def __init__(self, name: str, cartridge: Cartridge) -> None:
         self._name = name
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join([entry for entry in sys.path if entry])
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.envs.suites.retro_emulator", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+            self._process = start_python(
+                f"from pipelines.envs.suites.retro_emulator import serve; serve({theirs.fileno()})",
+                descriptors=[theirs.fileno()],
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
             )
         self._connection = Connection(ours.detach())
         self.send("begin", cartridge)
@@ -194,11 +190,7 @@ class _Process:
 
     def end(self) -> None:
         self._connection.close()
-        try:
-            self._process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _PATIENCE_SECONDS)
 
 
 def settings_model(name: str) -> type[_RetroSettings]:

@@ -1,4 +1,4 @@
-"""One console emulator in a process of its own: `python -m pipelines.envs.suites.retro_emulator FILE_DESCRIPTOR`.
+"""One console emulator in a process of its own.
 
 stable-retro runs one emulator a process, and a crash of one takes its process along. The process receives pickled
 requests over the socket whose number it is given and answers each; it ends with the process at the other end.
@@ -7,7 +7,6 @@ requests over the socket whose number it is given and answers each; it ends with
 from __future__ import annotations
 
 import colorsys
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,8 +113,9 @@ class _Emulator:
         return picture(screen, self.cartridge.size, self._frame), total, bool(over), late
 
 
-def serve(connection: Connection) -> None:
-    """Answer requests (method, arguments) until the other end is closed; the first brings the cartridge."""
+def serve(descriptor: int) -> None:
+    """Answer requests (method, arguments) on a socket until its other end is closed; the first brings the cartridge."""
+    connection = Connection(descriptor)
     emulator: Any = None
     while True:
         try:
@@ -131,7 +131,3 @@ def serve(connection: Connection) -> None:
             connection.send((f"{type(error).__name__}: {error}", None))
             return
         connection.send((None, answer))
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))

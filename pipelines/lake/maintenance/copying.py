@@ -26,12 +26,11 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.episodes import find_pieces
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance.expired import keep_expired, read_expired
-from pipelines.lake.reading import Reader
+from pipelines.lake.maintenance.retention import keep_expired, read_expired
+from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
 from pipelines.lake.storage import LocalStorage, is_remote
@@ -130,7 +129,7 @@ class _CopyJob:
                 except FileNotFoundError:  # rewritten and swept meanwhile
                     self._missed = True
                 except IntegrityError as error:
-                    self._damaged(id, str(error))
+                    self._report_damage(id, str(error))
                 what = "derived" if overlays else "copy"
                 self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
             self._flush()
@@ -175,17 +174,18 @@ class _CopyJob:
         self._register(footer.header["schema"])
         self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
         # A segment that the target rewrote itself counts there by its log alone.
-        if missing.all() and self._bases_are_there(footer) and self._there.log.is_finished(id):
+        bases_are_there = not footer.is_overlay or (self._there.bases_of(footer.trajectories)[0] >= 0).all()
+        if missing.all() and bases_are_there and self._there.log.is_finished(id):
             try:
                 self._copy_file(id, footer)
                 return
             except IntegrityError as error:
-                self._damaged(id, str(error))
+                self._report_damage(id, str(error))
         for uid in hex_uids(uids[missing]):
             try:
                 self._take(uid)
             except IntegrityError as error:
-                self._damaged(id, str(error))
+                self._report_damage(id, str(error))
 
     def _register(self, schema_id: str) -> None:
         known = set(self.target.schemas())
@@ -203,10 +203,6 @@ class _CopyJob:
                 first, count = footer.part(old)
                 came[first : first + count] = True
         return came
-
-    def _bases_are_there(self, footer: Footer) -> bool:
-        """Return whether the target finds the bases of an overlay file under the names that the file has for them."""
-        return not footer.is_overlay or bool((self._there.bases_of(footer.trajectories)[0] >= 0).all())
 
     def _copy_file(self, id: str, footer: Footer) -> None:
         name = _writer()
@@ -247,7 +243,8 @@ class _CopyJob:
         segment, _ = self._reader.locate(uid)
         row, own = self._read(uid)
         base = row["base_uid"]
-        lies_in = None if base is None else self._file_of(base)
+        place = None if base is None else place_of(self._present, base.hex())
+        lies_in = None if place is None else self._there.segments[self._present_in[place]].file
         if base is not None and lies_in is None:
             self._read(base.hex())  # verifies what it shares with its base
             schema = self.source.schema(segment.schema_id)
@@ -274,11 +271,6 @@ class _CopyJob:
             raise IntegrityError(f"trajectory {uid} of lake '{self.source.name}' is damaged: it has a wrong checksum")
         return row, own
 
-    def _file_of(self, base: bytes) -> str | None:
-        """Return the id of the segment whose file holds a base in the target; None if it is not there."""
-        place = place_of(self._present, base.hex())
-        return None if place is None else self._there.segments[self._present_in[place]].file
-
     def _flush(self) -> None:
         """Publish the queued trajectories."""
         for (schema_id, names, overlay), items in self._pending.items():
@@ -286,22 +278,15 @@ class _CopyJob:
             writer = _writer()
             tmp = self.target.local / "tmp"
             staged = segments.stage(tmp, writer, schema_id, columns, items, sequence=0, overlay=overlay)
-            size, id = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None), ""
-            try:
-                id = segments.new_segment(self._folders, writer, 0, overlay=overlay)
-                segments.publish(self.target.storage, staged, id)
-            except BaseException:
-                staged.discard()
-                if id:
-                    segments.drop_orphan(self.target.storage, id)
-                raise
+            size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
+            segments.publish_new(self.target.storage, self._folders, staged, writer, overlay=overlay)
             self.done.rewritten += len(items)
             self.done.trajectories += len(items)
             self.done.steps += sum(item.row["length"] for item in items)
             self.done.bytes += size
         self._pending, self._pending_bytes = {}, 0
 
-    def _damaged(self, id: str, reason: str) -> None:
+    def _report_damage(self, id: str, reason: str) -> None:
         if id not in self.done.damaged:
             self.done.damaged.append(id)
             text = f"{reason}; only its undamaged trajectories are copied"

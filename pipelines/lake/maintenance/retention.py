@@ -4,11 +4,18 @@ Each decision is one entry of the log. It names whole segments if nothing else i
 otherwise, and with a trajectory all overlays of it. Protected trajectories stay. The pieces of an episode are as old as
 the newest one, and expire together where single trajectories do; where whole files do, what is left of an episode no
 longer counts as one.
+
+The log names what expired by segment, and forgets it once the files are deleted. A lake that was copied into also keeps
+the uids: a copy may have written a trajectory under the id of another segment, and the next copy must not bring it
+back. `expired/<us>-<token>.uids` are the CRC-32 and the uids of one expiry, 16 bytes each. A lake begins to keep them
+when it is first copied into: in others they would grow with every trajectory that passes through, for nothing.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
+import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,17 +23,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.errors import UsageError
+from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.atomic import explained
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import LogEntry, append, lease
-from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, sweep
+from pipelines.lake.storage import Storage
 from pipelines.lake.uids import positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
+
+EXPIRED = "expired"
+_SUFFIX = ".uids"
+_MOST_FILES = 64
+_MERGED_UIDS = 1 << 20  # a file that has so many is left as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +63,11 @@ class RetentionLimits:
 
 @dataclass(frozen=True)
 class _FileExpiry:
-    """The trajectories (n,) bool of a file that expire."""
+    """The trajectories (n,) bool of a file that expire; `is_whole`: nothing else in it counts, so the file may go."""
 
     file: File
     mask: np.ndarray
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing live is left in the file."""
-        return bool((self.mask == self.file.alive).all())
+    is_whole: bool
 
     @property
     def trajectories(self) -> int:
@@ -120,16 +129,20 @@ def expire(
                 f"lake '{lake.name}' is protected: nothing in it may expire",
                 hint=f"unprotect it with: amago lake protect {lake.name} --off lake",
             )
-        chosen = _chosen(lake, limits.where, listener)
+        chosen = None
+        if limits.where.strip():
+            from pipelines.lake.sql.selection import select
+
+            chosen = select(lake, limits.where, listener=listener).uids
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
         if dry_run:
-            return ExpiryResult(plan, _left(inventory, plan), None)
+            return ExpiryResult(plan, _count_left(inventory, plan), None)
         held()
         carry_out(lake, plan, reason=_reason(limits))
         inventory.refresh()
         expire_orphans(inventory)
-        left = _left(inventory, ExpiryPlan((), 0, 0))
+        left = _count_left(inventory, ExpiryPlan((), 0, 0))
         return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
 
 
@@ -152,6 +165,24 @@ def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
     add_expired(lake.storage, np.concatenate([part.file.uids[part.mask] for part in plan.going]))
     entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories, steps=dict(steps))
     append(lake.storage, entry, after=plan.position)
+
+
+def expire_orphans(inventory: FileTable) -> None:
+    """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
+    log, going = inventory.log, []
+    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
+        orphans = np.zeros(len(overlay.uids), dtype=bool)
+        for id in dict.fromkeys(overlay.base_ids):
+            base = inventory.live.file_of(id)
+            if base not in log.quarantined and base not in inventory.live.unreadable:  # otherwise it may return
+                orphans |= (overlay.base_ids == id) & ~overlay.alive
+        orphans &= log.alive(overlay.id, overlay.uids)  # the others are removed already
+        if orphans.any():
+            going.append(_FileExpiry(overlay, orphans, bool(orphans.all())))
+    if going:
+        plan = ExpiryPlan(tuple(going), 0, log.last)
+        carry_out(inventory.lake, plan, reason="derived from removed trajectories")
+        inventory.refresh()
 
 
 def make_plan(
@@ -188,7 +219,11 @@ def make_plan(
         masks = {id: mask.copy() for id, mask in free.items()}
     _take_overlays(inventory, masks)
     files = inventory.files
-    going = tuple(_FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any())
+    going = tuple(
+        _FileExpiry(files[id], mask, bool((mask == files[id].alive).all()))
+        for id, mask in sorted(masks.items())
+        if mask.any()
+    )
     return ExpiryPlan(going, protected, inventory.log.last)
 
 
@@ -209,11 +244,6 @@ def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
     return times
 
 
-def _extend_to_episodes(numbers: np.ndarray, goes: np.ndarray) -> np.ndarray:
-    """Return `goes` (n,) bool with all pieces of the episodes (n,) of which one goes."""
-    return goes | (np.isin(numbers, numbers[goes]) & (numbers > 0))
-
-
 def _fit(
     inventory: FileTable,
     limits: RetentionLimits,
@@ -225,7 +255,9 @@ def _fit(
 ) -> None:
     """Add to `masks` the oldest trajectories stored in full until the rest is within the limits."""
     ids = sorted(id for id, file in inventory.files.items() if not file.is_overlay)
-    costs = {id: _costs(inventory.files[id]) for id in ids}
+    files = [inventory.files[id] for id in ids]
+    # (n, 3) float64: steps, trajectories (one each), bytes
+    costs = {f.id: np.column_stack([f.steps, np.ones(len(f.steps)), f.row_bytes]) for f in files}
     _add_overlays(inventory, costs)
     counted = {
         id: inventory.files[id].alive
@@ -258,15 +290,11 @@ def _fit(
     parts = [(inventory.files[id].episodes, place) for id, place in places]
     if any(numbers is not None for numbers, _ in parts):
         numbers = [np.zeros(len(place), "u8") if own is None else own[place] for own, place in parts]
-        goes = _extend_to_episodes(np.concatenate(numbers), goes)
+        episodes = np.concatenate(numbers)
+        goes |= np.isin(episodes, episodes[goes]) & (episodes > 0)  # with one piece, the others
     for id, place in places:
         masks[id][place] |= goes[: len(place)]
         goes = goes[len(place) :]
-
-
-def _costs(file: File) -> np.ndarray:
-    """Return (n, 3) float64: steps, trajectories (one each), bytes."""
-    return np.column_stack([file.steps, np.ones(len(file.steps)), file.row_bytes])
 
 
 def _add_overlays(inventory: FileTable, costs: dict[str, np.ndarray]) -> None:
@@ -302,15 +330,7 @@ def _among(uids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return positions(chosen, uids, np.arange(len(chosen))) >= 0
 
 
-def _chosen(lake: Lake, where: str, listener: Listener) -> np.ndarray | None:
-    if not where.strip():
-        return None
-    from pipelines.lake.sql.selection import select
-
-    return select(lake, where, listener=listener).uids
-
-
-def _left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
+def _count_left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
     gone = {part.file.id: part.mask for part in plan.going}
     trajectories, steps, size = 0, 0, 0.0
     for id, file in inventory.files.items():
@@ -328,3 +348,56 @@ def _reason(limits: RetentionLimits) -> str:
         if (value := getattr(limits, name))
     ]
     return ", ".join([*parts, *([f"where {limits.where}"] if limits.where.strip() else [])])
+
+
+def keep_expired(storage: Storage) -> None:
+    """Begin to keep what expires in a lake. StageFailed if the storage fails."""
+    if not _names(storage):
+        _write(storage, np.zeros(0, "S16"))
+
+
+def add_expired(storage: Storage, uids: np.ndarray) -> None:
+    """Add uids ("S16") to what expired, if the lake keeps that; under the lease of maintenance, before they expire."""
+    names = _names(storage)
+    if not names or not len(uids):
+        return
+    merged: list[str] = []
+    if len(names) >= _MOST_FILES:
+        found = {name: _read(storage, name) for name in names}
+        merged = [name for name, some in found.items() if len(some) < _MERGED_UIDS]
+        uids = np.concatenate([uids, *(found[name] for name in merged)])
+    _write(storage, np.unique(uids))
+    with explained(f"write '{storage.url(EXPIRED)}'"):
+        storage.remove(*(f"{EXPIRED}/{name}" for name in merged))
+
+
+def read_expired(storage: Storage) -> np.ndarray:
+    """Read the sorted uids (n,) "S16" of what expired. IntegrityError for a damaged file."""
+    while True:
+        try:
+            found = [_read(storage, name) for name in _names(storage)]
+        except FileNotFoundError:  # merged meanwhile
+            continue
+        return np.unique(np.concatenate([np.zeros(0, "S16"), *found]))
+
+
+def _names(storage: Storage) -> list[str]:
+    with explained(f"read '{storage.url(EXPIRED)}'"):
+        return sorted(name for name in storage.names(EXPIRED) if name.endswith(_SUFFIX) and not name.startswith("."))
+
+
+def _read(storage: Storage, name: str) -> np.ndarray:
+    key = f"{EXPIRED}/{name}"
+    content = storage.read(key)
+    if len(content) % 16 != 4 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "little"):
+        raise IntegrityError(
+            f"'{storage.url(key)}' is damaged",
+            hint="restore it from a copy; or remove it, and what expired can be copied into the lake again",
+        )
+    return np.frombuffer(content[4:], "S16")
+
+
+def _write(storage: Storage, uids: np.ndarray) -> None:
+    name, content = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}{_SUFFIX}", uids.tobytes()
+    with explained(f"write '{storage.url(EXPIRED)}'"):
+        storage.write(f"{EXPIRED}/{name}", zlib.crc32(content).to_bytes(4, "little") + content)

@@ -13,18 +13,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.log import Held, lease
-from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_wasteful
+from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, SegmentPart, is_wasteful, rewrite
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, make_plan
-from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
-from pipelines.lake.maintenance.sweep import expire_orphans, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire_orphans, make_plan
+from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
@@ -115,7 +113,12 @@ class RetentionThread:
         """Expire, merge and delete what is due, unless another process maintains the lake."""
         try:
             with lease(self.lake, wait_seconds=0.0) as holds:
-                held = partial(self._require, holds)
+
+                def held() -> None:
+                    holds()
+                    if self._abandoned:
+                        raise _Abandoned
+
                 self._inventory.refresh()
                 self._inventory.log.require_whole()
                 if self._expire(held) | (self._merge and self._compact(held)):
@@ -127,14 +130,8 @@ class RetentionThread:
         except (Locked, _Abandoned):
             return
 
-    def _require(self, held: Held) -> None:
-        """Raise if the lease was lost, or what is left shall be abandoned."""
-        held()
-        if self._abandoned:
-            raise _Abandoned
-
     def _expire(self, held: Held) -> bool:
-        """Return whether anything expired."""
+        """Expire what exceeds the limits; return whether anything did."""
         if self._fullness() <= 1:
             return False
         protected = self._inventory.log.protected.values()
@@ -153,20 +150,24 @@ class RetentionThread:
         return gone
 
     def _fullness(self) -> float:
-        """Return the size of the lake as a fraction of its limit."""
+        """Compute the size of the lake as a fraction of its limit."""
         files = list(self._inventory.files.values())
         steps = sum(file.live_steps for file in files if not file.is_overlay)
         size = sum(file.live_bytes for file in files)
         return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
 
     def _compact(self, held: Held) -> bool:
-        """Return whether small segments were merged."""
+        """Merge small segments where there are many; return whether that was done."""
         target = TARGET_BYTES // 2
-        allowed = self.limits.max_bytes or self._bytes_of(self.limits.max_steps)
+        allowed = self.limits.max_bytes
+        if not allowed:  # then the bytes that so many steps take here
+            stored = [file for file in self._inventory.files.values() if not file.is_overlay]
+            steps = sum(int(file.steps.sum()) for file in stored)
+            allowed = int(self.limits.max_steps * sum(file.bytes for file in stored) / steps) if steps else 0
         if allowed:
             target = max(min(target, allowed // _SHARE), 1)
         files = [file for id, file in self._inventory.files.items() if id not in self._left_alone]
-        run = ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
+        run = choose_ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
         if not run:
             return False
         written = rewrite(self.lake, [SegmentPart(file.id, file.alive) for file in run], held, listener=self._listener)
@@ -174,14 +175,8 @@ class RetentionThread:
         self._inventory.refresh()
         return written is not None
 
-    def _bytes_of(self, steps: int) -> int:
-        """Estimate the bytes that this many steps take here."""
-        files = [file for file in self._inventory.files.values() if not file.is_overlay]
-        stored = sum(int(file.steps.sum()) for file in files)
-        return int(steps * sum(file.bytes for file in files) / stored) if stored else 0
 
-
-def ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
+def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
     """Choose small files of one kind that are worth merging now, in the order of their ids; none if there are few.
 
     They are the newest, of similar size: merging files again and again as they grow would write every byte many times.

@@ -10,11 +10,9 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
@@ -30,12 +28,10 @@ from pipelines.lake.folders import (
     segment_ids,
     segment_key,
 )
-from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import Held, LogEntry, append
-from pipelines.lake.maintenance.expired import add_expired
-from pipelines.lake.maintenance.files import File, FileTable
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.segment import stored_bytes
-from pipelines.lake.storage import LocalStorage, Storage
+from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -58,39 +54,6 @@ class SweepResult:
     waiting: int
 
 
-def expire_orphans(inventory: FileTable) -> None:
-    """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
-    whole: list[str] = []
-    gone: list[np.ndarray] = []
-    trajectories: dict[str, list[str]] = {}
-    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
-        orphans = _orphans(inventory, overlay)
-        orphans &= inventory.log.alive(overlay.id, overlay.uids)  # the others are removed already
-        if not orphans.any():
-            continue
-        gone.append(overlay.uids[orphans])
-        if orphans.all():
-            whole.append(overlay.id)
-        else:
-            trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
-    if whole or trajectories:
-        add_expired(inventory.lake.storage, np.concatenate(gone))
-        reason = "derived from removed trajectories"
-        entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories)
-        append(inventory.lake.storage, entry, after=inventory.log.last)
-        inventory.refresh()
-
-
-def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
-    """Return (n,) bool: trajectories of an overlay that cannot return."""
-    found = np.zeros(len(overlay.uids), dtype=bool)
-    for id in dict.fromkeys(overlay.base_ids):
-        rows, file = overlay.base_ids == id, inventory.live.file_of(id)
-        if file not in inventory.log.quarantined and file not in inventory.live.unreadable:
-            found |= rows & ~overlay.alive
-    return found
-
-
 def sweep(
     inventory: FileTable, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
 ) -> SweepResult:
@@ -106,7 +69,14 @@ def sweep(
         if unfinished:  # also keeps a maintainer whose lease ran out from finishing it
             append(storage, LogEntry(time=now, reason="left unfinished", segments=unfinished), after=log.last)
             inventory.refresh()
-        age = _ages(storage, now)
+
+        @functools.cache
+        def age(key: str) -> float:
+            try:
+                return max(0.0, storage.age(key, now))
+            except FileNotFoundError:
+                return 0.0
+
         due = {
             id: age(f"{LOG}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
             for id in listed
@@ -118,30 +88,14 @@ def sweep(
             some = going[start : start + _TOGETHER]
             size += sum(stored_bytes(storage, id) for id in some)
             held()
-            _remove_segments(storage, some)
+            storage.remove(*map(segment_key, some))  # blobs last: a reader that finds a segment finds it complete
+            storage.remove(*map(blob_key, some))
             listener(Progress(stage="sweep", done=start + len(some), total=len(going), unit="segments"))
         held()
         _remove_wide_orphans(lake, names, listed, grace_seconds, age)
         log.shorten(listed - set(going))
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
-
-
-def _remove_segments(storage: Storage, ids: Sequence[str]) -> None:
-    """Delete the files of segments, blobs last: a reader that finds a segment finds it complete."""
-    storage.remove(*map(segment_key, ids))
-    storage.remove(*map(blob_key, ids))
-
-
-def _ages(storage: Storage, now: float) -> Callable[[str], float]:
-    @functools.cache
-    def age(key: str) -> float:
-        try:
-            return max(0.0, storage.age(key, now))
-        except FileNotFoundError:
-            return 0.0
-
-    return age
 
 
 def _has_log(lake: Lake, id: str) -> bool:
@@ -167,16 +121,13 @@ def _remove_leftovers(lake: Lake) -> None:
     """Delete files of dead rewriters (the holder of the lease is the only living one) and empty folders."""
     for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
         path.unlink(missing_ok=True)
-    if isinstance(lake.storage, LocalStorage):
-        for folder in _left_behind(lake.storage):
+    storage, now = lake.storage, time.time()
+    if isinstance(storage, LocalStorage):
+        hours = list(by_hour(folders(storage, ROOT)).values())
+        # No writer publishes in these: of hours long past, and filled before the last of an hour.
+        quiet = [name for opened in hours[:-WATCHED_HOURS] for name in opened]
+        filled = [name for opened in hours[-WATCHED_HOURS:] for name in opened[:-1]]
+        quiet += [name for name in filled if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS]
+        for folder in quiet:
             with contextlib.suppress(OSError):  # not empty
-                os.rmdir(lake.storage.root / ROOT / folder)
-
-
-def _left_behind(storage: LocalStorage) -> Iterator[str]:
-    """Yield folders in which no writer publishes: of hours long past, and those filled before the last of an hour."""
-    hours, now = list(by_hour(folders(storage, ROOT)).values()), time.time()
-    for opened in hours[:-WATCHED_HOURS]:
-        yield from opened
-    for opened in hours[-WATCHED_HOURS:]:
-        yield from (name for name in opened[:-1] if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS)
+                os.rmdir(storage.root / ROOT / folder)

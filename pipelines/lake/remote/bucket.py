@@ -1,4 +1,10 @@
-"""Requests to a bucket, with bounded time and retries, and errors as one short line.
+"""Buckets of object stores: their locations, and requests to them with bounded time and retries, whose errors are one
+short line.
+
+A location is "s3://bucket/prefix", "gs://bucket/prefix" or "az://container/prefix". Of S3, it may end with
+"?endpoint_override=http://host:port&region=...&scheme=http"; the defaults are the usual environment variables
+AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION. A location never contains credentials: they come
+from the environment, a profile or the machine.
 
 The first request fails fast, so that a mistake is reported at once; later ones wait for a store that is briefly
 unavailable. Needs obstore, of the extra `stores`.
@@ -16,15 +22,127 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from pipelines import trust
+from pipelines.config.lakes import STORES
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.files.malformed import RECORD_BYTES
-from pipelines.lake.remote.location import Location
+
+_OPTIONS = {"s3": ("endpoint_override", "region", "scheme")}
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_CREDENTIALS = {
+    "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_LOCATION = re.compile(rf"(?P<scheme>{'|'.join(STORES)})://(?P<bucket>[\w.\-]+)(?:/(?P<prefix>.*))?", re.DOTALL)
+_BAD_PART = re.compile(r"\.{0,2}|.*[\x00-\x1f\x7f#].*", re.DOTALL)  # empty, ".", "..", or with such characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A bucket and a prefix ("" or "a/b"); `options` as given, for the text of the location."""
+
+    scheme: str = "s3"
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """Parse a location. UsageError if `text` is not one; InputMissing if it names a host that the user did not."""
+        body, _, query = text.partition("?")
+        shown = unquote(text)
+        found = _LOCATION.fullmatch(body)
+        prefix = (found["prefix"] or "").strip("/") if found else ""
+        if found is None or any(_BAD_PART.fullmatch(part) for part in prefix.split("/") if prefix):
+            hint = f"leave credentials to {_CREDENTIALS['s3']}" if "@" in body else None
+            raise UsageError(f"'{shown}' is not a location: s3://bucket/prefix, gs://... or az://...", hint=hint)
+        scheme = found["scheme"]
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        known = _OPTIONS.get(scheme, ())
+        unknown = sorted(options.keys() - set(known))
+        if unknown:
+            hint = f"there are {', '.join(known)}" if known else f"{scheme}:// has no options"
+            raise UsageError(f"location '{shown}': unknown option {', '.join(unknown)}", hint=hint)
+        named = options.get("endpoint_override")
+        endpoint = named or _environment(*_ENDPOINTS[scheme])
+        if endpoint and "@" in endpoint:
+            raise UsageError(
+                f"the endpoint of '{shown}' contains credentials", hint=f"leave credentials to {_CREDENTIALS[scheme]}"
+            )
+        if endpoint:
+            endpoint = _address(endpoint, options.get("scheme", "https"))
+        if named and endpoint != _address(_environment(*_ENDPOINTS[scheme]) or "", "https"):
+            trust.require_address(shown, named)
+        region = None
+        if scheme == "s3":
+            region = options.get("region") or _environment("AWS_REGION", "AWS_DEFAULT_REGION")
+            region = region or ("us-east-1" if endpoint else None)
+        return cls(
+            scheme=scheme,
+            bucket=found["bucket"],
+            prefix=prefix,
+            endpoint=endpoint,
+            region=region,
+            options=tuple(options.items()),
+        )
+
+    def __str__(self) -> str:
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in self.options)
+        return self.shown() + (f"?{query}" if query else "")
+
+    def shown(self, key: str = "") -> str:
+        """Format the location of a file, without options."""
+        return f"{self.scheme}://" + "/".join(filter(None, (self.bucket, self.prefix, key)))
+
+    def object(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def below(self, folder: str) -> Location:
+        return replace(self, prefix=self.object(folder))
+
+    @property
+    def identity(self) -> str:
+        """A text that is equal for locations of the same place."""
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "") if self.scheme == "az" else ""
+        return f"{self.endpoint or account} {self.shown()}"
+
+    @property
+    def credentials(self) -> str:
+        """The names of the variables that give credentials."""
+        return _CREDENTIALS[self.scheme]
+
+
+def _address(text: str, scheme: str) -> str:
+    """Return an endpoint with its scheme. UsageError if it is not the address of a host."""
+    if not text:
+        return ""
+    address = text.rstrip("/") if "://" in text else f"{scheme}://{text}".rstrip("/")
+    try:
+        parts = urlsplit(address)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid or re.search(r"[^\x21-\x7e]|[\"<>\\^`{|}]", address):
+        raise UsageError(f"'{text}' is not the address of a host", hint="give http://HOST:PORT or https://HOST")
+    return address
+
+
+def _environment(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
 
 _CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
 _HURRIED, PATIENT = 5, 11  # retries, after 50 ms at first and 5 s at most: about 1 s, and 25 s, in all
@@ -105,11 +223,10 @@ class Bucket:
         """Whether the store has honoured the condition of a write; None if it is unknown."""
 
     def read(self, name: str) -> bytes:
-        """Return an object's content."""
         return self.get(name).content
 
     def get(self, name: str, *, limit: int = RECORD_BYTES) -> _TaggedObject:
-        """Return an object. StorageError if it has more than `limit` bytes."""
+        """Read an object. StorageError if it has more than `limit` bytes."""
         with self._asking(name) as store:
             found = store.get(name)
             if found.meta["size"] > limit:
@@ -117,7 +234,7 @@ class Bucket:
             return _TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
 
     def tail(self, name: str, count: int) -> bytes:
-        """Return the last `count` bytes of an object, or all of it."""
+        """Read the last `count` bytes of an object, or all of it."""
         if self.location.scheme != "az":  # has no ranges from the end
             with contextlib.suppress(_RangeRefused), self._asking(name) as store:
                 return bytes(store.get(name, options={"range": {"suffix": count}}).bytes())
@@ -141,13 +258,11 @@ class Bucket:
         return size
 
     def status(self, name: str) -> Status:
-        """Return the size and time of an object."""
         with self._asking(name) as store:
             found = store.head(name)
             return Status(found["size"], found["last_modified"].timestamp())
 
     def exists(self, name: str) -> bool:
-        """Return whether there is an object of that name."""
         try:
             self.status(name)
         except FileNotFoundError:
@@ -208,7 +323,7 @@ class Bucket:
             return found.version
 
     def find(self, name: str) -> _TaggedObject | None:
-        """Return an object; None if there is none."""
+        """Read an object; None if there is none."""
         try:
             return self.get(name)
         except FileNotFoundError:
@@ -223,7 +338,7 @@ class Bucket:
                 store.delete(some)
 
         for some in bulk:
-            self._repeated(functools.partial(delete, some))
+            self._repeat(functools.partial(delete, some))
 
     def now(self, name: str) -> float:
         """Return the time of the store's clock, never a later one. It is read by writing the object `name`, and for
@@ -243,9 +358,9 @@ class Bucket:
             with self._asking(name, writing=True) as store:
                 return _version(store.put(name, content, mode=mode))
 
-        return self._repeated(put)
+        return self._repeat(put)
 
-    def _repeated(self, act: Callable[[], T]) -> T:
+    def _repeat(self, act: Callable[[], T]) -> T:
         """Call `act`, again if its answer is lost: the client does not repeat what may have succeeded."""
         for pause in _PAUSES:
             try:
@@ -301,11 +416,11 @@ class Bucket:
 
     @functools.cached_property
     def _hurried(self) -> Any:
-        return _connected(self.location, _HURRIED)
+        return _open_client(self.location, _HURRIED)
 
     @functools.cached_property
     def _patient(self) -> Any:
-        return _connected(self.location, PATIENT)
+        return _open_client(self.location, PATIENT)
 
 
 @functools.lru_cache(maxsize=32)
@@ -314,7 +429,7 @@ def _bucket(location: Location) -> Bucket:
 
 
 def connect(location: Location) -> Bucket:
-    """Return the one connection of this process to the bucket of a location."""
+    """Connect to the bucket of a location; a process has one connection to each."""
     return _bucket(replace(location, prefix="", options=()))
 
 
@@ -344,8 +459,8 @@ def _require_obstore() -> None:
         ) from error
 
 
-def _connected(location: Location, retries: int) -> Any:
-    """Return obstore's client of a bucket."""
+def _open_client(location: Location, retries: int) -> Any:
+    """Make obstore's client of a bucket."""
     from obstore import store as module
 
     stores: Any = module

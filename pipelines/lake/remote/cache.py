@@ -77,7 +77,7 @@ class FileCache:
             if found is not None:
                 return found
             try:
-                size = self._filled(part, download)
+                size = self._fill(part, download)
                 path = self._keep(key, part)
             finally:
                 part.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class FileCache:
         os.replace(file, path)
         return path
 
-    def _filled(self, part: Path, download: Callable[[Path], int]) -> int:
+    def _fill(self, part: Path, download: Callable[[Path], int]) -> int:
         """Download; if the disk is full, once more after evicting half of the cache."""
         try:
             return download(part)

@@ -127,7 +127,13 @@ class Lease:
     @contextlib.contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the lease in the background, and release it at the end."""
-        thread = threading.Thread(target=self._keep, name="amago-lease", daemon=True)
+
+        def keep() -> None:
+            while not self._taken and not self._done.wait(self._seconds / 4):
+                with contextlib.suppress(StorageError):  # retried until the lease expires
+                    self.renew()
+
+        thread = threading.Thread(target=keep, name="amago-lease", daemon=True)
         thread.start()
         try:
             yield
@@ -135,11 +141,6 @@ class Lease:
             self._done.set()
             thread.join()
             self.release()
-
-    def _keep(self) -> None:
-        while not self._taken and not self._done.wait(self._seconds / 4):
-            with contextlib.suppress(StorageError):  # retried until the lease expires
-                self.renew()
 
     def _text(self, seconds: float) -> bytes:
         holder = f"{_this_process()} since {self._began}"
@@ -165,7 +166,7 @@ def _this_process() -> str:
 
 
 def _parse(content: bytes) -> tuple[str, float]:
-    """Return the holder and duration of a lease; an unreadable one has expired."""
+    """Read the holder and duration of a lease; an unreadable one has expired."""
     try:
         data = json.loads(content)
         return str(data["holder"]), float(data["seconds"])

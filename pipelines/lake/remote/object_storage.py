@@ -17,9 +17,8 @@ from pathlib import Path
 
 from pipelines.files.malformed import RECORD_BYTES
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Version, connect
+from pipelines.lake.remote.bucket import AlreadyWritten, Location, Version, connect
 from pipelines.lake.remote.cache import FileCache, host_directory
-from pipelines.lake.remote.location import Location
 
 _FIXED = "segments/"
 PARALLEL = 16  # requests at once
@@ -228,7 +227,7 @@ class ObjectStorage:
 
 
 def _end_of(path: Path, count: int) -> bytes | None:
-    """Return the last `count` bytes of a local file; None if it is gone."""
+    """Read the last `count` bytes of a local file; None if it is gone."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

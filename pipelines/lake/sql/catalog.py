@@ -4,6 +4,10 @@
 version. DuckDB allows one writing process or many readers, hence a flock: exclusive while writing, shared while
 reading. Where the index cannot be written, it is built in memory.
 
+A lake may come from someone else, and its index with it: a view in it is SQL that every query would run. Therefore the
+file is opened confined (no other file, no network, no extension), and used only if its catalog is exactly the one that
+we write; otherwise it is removed unread and rebuilt.
+
 Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`,
 `checkpoints`, `metrics` if the lake is in a run directory. User SQL runs in another process
 (`pipelines.lake.sql.sandbox`).
@@ -12,35 +16,201 @@ Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipeli
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
-import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import storage_error
 from pipelines.files.locks import hold_lock
-from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments
-from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer
+from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_segments, read_stamp
+from pipelines.lake.footer import TRAJECTORIES, Footer, prefetch_footers, read_footer, uid_array
+from pipelines.lake.live import choose_live
 from pipelines.lake.log import LakeLog
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
-from pipelines.lake.sql.index import ForeignIndex, NewerIndex, connect, create, writing
-from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage, require_lake
+from pipelines.lake.sql.sandbox import Opened, QueryLimits
+from pipelines.lake.storage import LocalStorage, Storage, require_lake
+from pipelines.lake.uids import UidSet
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
+
+_T = TypeVar("_T")
+_INDEX_VERSION = 1
+_WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # sorting may spill
+# Episodes that are whole trajectories are listed as they are, so that a lake without pieces needs no grouping.
+_EPISODES = """
+select uid as episode, [uid] as uids, 1::bigint as chunks, true as complete, {same}, {last}, length, "return",
+       attempts, epsilon, t_start, t_end, t_commit
+from {source} where episode = uid
+union all
+select episode, list(uid order by chunk) as uids, count(*) as chunks,
+       min(chunk) = 0 and count(*) = max(chunk) + 1 and bool_or(not continues) as complete,
+       {first_of_same}, {last_of_last}, sum(length)::bigint as length, sum("return" order by chunk) as "return",
+       flatten(list(attempts order by chunk) filter (attempts is not null)) as attempts,
+       sum(epsilon * length) / sum(length) as epsilon, min(t_start) as t_start, max(t_end) as t_end,
+       max(t_commit) as t_commit
+from {source} where episode <> uid group by episode
+"""
+_SAME = ("schema", "env", "task", "source", "policy_id", "collector", "seed", "goal_text", "base_uid", "relabel_method")
+_LAST = ("policy_version", "success", "terminated", "truncated", "tags")
+
+
+def episodes_of(source: str) -> str:
+    """Return the query for the episodes of some rows of the table `trajectories`: their pieces joined, returns summed.
+
+    `complete`: all pieces are there, and the last one ended the episode. What pieces have in common is taken from the
+    first one, the policy's version and how the episode ended from the last one.
+    """
+    return _EPISODES.format(
+        source=source,
+        same=", ".join(_SAME),
+        last=", ".join(_LAST),
+        first_of_same=", ".join(f"arg_min({name}, chunk) as {name}" for name in _SAME),
+        last_of_last=", ".join(f"arg_max({name}, chunk) as {name}" for name in _LAST),
+    )
+
+
+TABLES = f"""
+create schema bookkeeping;
+create table bookkeeping.about (version integer, lake varchar);
+create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
+create table bookkeeping.files (segment varchar, state varchar, problem varchar);
+create table bookkeeping.rows (
+    uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
+    source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
+    success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
+    goal_text varchar, t_start double, t_end double, episode varchar, chunk bigint, first_step bigint,
+    continues boolean, t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
+    relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+create table segments (
+    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
+    expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
+create view trajectories as
+    select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode) from bookkeeping.rows where live;
+create view episodes as {episodes_of("trajectories")};
+create view overlays as
+    select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
+    from trajectories t join segments s using (segment) where s.kind = 'overlay';
+"""
+# Everything that a database can define, by functions of the system schema: a file may shadow their names.
+_OBJECTS = """
+select 'table', schema_name, table_name, sql from system.main.duckdb_tables() where not internal and not temporary
+union all
+select 'view', schema_name, view_name, sql from system.main.duckdb_views() where not internal and not temporary
+union all
+select 'function', schema_name, function_name, '' from system.main.duckdb_functions() where not internal
+union all
+select 'type', schema_name, type_name, '' from system.main.duckdb_types() where not internal
+union all
+select 'sequence', schema_name, sequence_name, '' from system.main.duckdb_sequences()
+union all
+select 'index', schema_name, index_name, '' from system.main.duckdb_indexes()
+"""
+_Objects = frozenset[tuple[str, str, str, str]]
+_Identity = tuple[tuple[int, ...], ...]
+_checked: set[_Identity] = set()  # verified files, in their state at that time
+
+
+class ForeignIndex(AmagoError):
+    """The index was not written by us: it is removed unread and rebuilt."""
+
+
+class NewerIndex(AmagoError):
+    """The index is of a later version: it is not touched."""
+
+
+def create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+    """Create the tables of an empty database."""
+    connection.begin()
+    connection.execute(TABLES)
+    connection.execute("insert into bookkeeping.about values (?, ?)", [_INDEX_VERSION, lake.id])
+    connection.commit()
+
+
+def connect(index: Path, lake: Lake, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
+    """Open a locked-down, read-only connection. ForeignIndex for an index that differs from ours."""
+    _require_file(index)
+    connection = duckdb.connect(str(index), read_only=True, config=sql.CONFINED)
+    try:
+        sql.lock_down(connection, megabytes)
+        _require_ours(connection, index, lake)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def writing(index: Path, lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a writing connection, to a new index if there is none. ForeignIndex as in `connect`."""
+    _require_file(index)
+    is_new = not index.exists()
+    with contextlib.closing(duckdb.connect(str(index), config=_WRITING)) as connection:
+        if is_new:
+            create(connection, lake)
+        else:
+            _require_ours(connection, index, lake)
+        yield connection
+    _checked.add(_identity(index))
+
+
+def _require_file(index: Path) -> None:
+    """Raise ForeignIndex for a link, through which we would write elsewhere, and for anything but a file."""
+    for path in (index, index.with_name(f"{index.name}.wal")):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ForeignIndex(f"'{path}' is not a plain file")
+
+
+def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake) -> None:
+    if _identity(index) in _checked:
+        return
+    found, wanted = _objects(connection), _expected()
+    about = {entry for entry in wanted if entry[2] == "about"}
+    if about <= found and not any(kind == "function" for kind, *_ in found):
+        versions = connection.execute("select version, lake from bookkeeping.about").fetchall()
+        if any(version > _INDEX_VERSION for version, _ in versions):
+            text = f"the index of lake '{lake.name}' is of a newer version: a temporary one is built in memory"
+            raise NewerIndex(text, hint="upgrade amago, or rebuild it with: amago lake reindex")
+        if found == wanted and versions == [(_INDEX_VERSION, lake.id)]:
+            _checked.add(_identity(index))
+            return
+    raise ForeignIndex(f"'{index}' is not an index of lake '{lake.name}'")
+
+
+def _identity(index: Path) -> _Identity:
+    """Compute a value that changes when the file or its log changes."""
+    found: list[tuple[int, ...]] = []
+    for path in (index, index.with_name(f"{index.name}.wal")):
+        with contextlib.suppress(FileNotFoundError):
+            stat = os.stat(path)
+            found.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return tuple(found)
+
+
+def _objects(connection: duckdb.DuckDBPyConnection) -> _Objects:
+    return frozenset(connection.execute(_OBJECTS).fetchall())
+
+
+@functools.cache
+def _expected() -> _Objects:
+    with contextlib.closing(duckdb.connect(":memory:", config=sql.CONFINED)) as connection:
+        connection.execute(TABLES)
+        return _objects(connection)
+
 
 _HIDDEN, _UNREADABLE = "hidden", "unreadable"
 _BATCH_TRAJECTORIES = 100_000  # added in one transaction
@@ -65,17 +235,12 @@ select segment, coalesce(s.trajectories, 0)::bigint as trajectories
 from bookkeeping.files f left join segments s using (segment)
 where f.state <> ?
 """
-# The first row of a uid is live, that of an overlay only if its base is there. Only rows that depend on what was added
-# or removed are considered.
-_SETTLE = """
-with mine as (
-    select rowid as place, uid, base_uid, live, row_number() over (partition by uid order by segment, row0) = 1 as first
-    from bookkeeping.rows where uid in (from touched) or base_uid in (from touched)),
-bases as (
-    select uid from bookkeeping.rows where base_uid is null and uid in (select base_uid from mine))
-update bookkeeping.rows set live = not live where rowid in (
-    select place from mine where live <> (first and (base_uid is null or base_uid in (from bases))))
+# The rows whose liveness may have changed.
+_TOUCHED = """
+select rowid as place, unhex(uid) as uid, base_uid, live from bookkeeping.rows
+where uid in (from touched) or base_uid in (from touched)
 """
+_BASES = "select distinct uid from bookkeeping.rows where base_uid is null and uid in (from wanted_bases)"
 
 
 def query(
@@ -94,25 +259,46 @@ def query(
     that other queries are reading is not updated first.
     """
 
-    def ask() -> tuple[list[str], sql.Rows]:
-        if limits is not None:
-            found: tuple[list[str], sql.Rows] = sandbox.ask(
-                "answer", {"text": text, "most": most}, limits, lake=lake, listener=listener
-            )
-            return found
+    def answer() -> tuple[list[str], sql.Rows]:
         with reading(lake, listener, wait=wait) as connection:
             return sql.answer(connection, lake, text, most=most, listener=listener)
 
-    return sql.healed(ask)
+    if limits is None:
+        return _healed(answer)
+    found: tuple[list[str], sql.Rows] = ask(lake, sql.answer, {"text": text, "most": most}, limits, listener)
+    return found
 
 
-def remembered(lake: Lake, segment: str) -> list[str]:
+def ask(
+    lake: Lake, task: Callable[..., Any], arguments: Mapping[str, Any], limits: QueryLimits, listener: Listener = silent
+) -> Any:
+    """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, and `arguments`."""
+    opening = functools.partial(_open_in_helper, type(lake), lake.name)
+    return _healed(lambda: sandbox.ask(task, arguments, limits, opening=opening, listener=listener))
+
+
+@contextlib.contextmanager
+def _open_in_helper(kind: type[Lake], name: str, limits: QueryLimits, listener: Listener) -> Iterator[Opened]:
+    lake = kind(name)
+    with reading(lake, listener, megabytes=limits.megabytes // 2) as connection, sql.within(connection, limits):
+        yield Opened((connection, lake), writes=not isinstance(lake.storage, LocalStorage))
+
+
+def _healed(answer: Callable[[], _T]) -> _T:
+    """Return what `answer` does, called a second time if the first removed a damaged index."""
+    try:
+        return answer()
+    except sql.IndexDamaged:
+        return answer()
+
+
+def recall_uids(lake: Lake, segment: str) -> list[str]:
     """Return the uids that the index, without being updated, has for a segment; none if it cannot be read."""
     found = _recall(lake, "select uid from bookkeeping.rows where segment = ?", [segment])
     return [] if found is None else found["uid"].to_pylist()
 
 
-def remembered_segments(lake: Lake) -> dict[str, int]:
+def recall_segments(lake: Lake) -> dict[str, int]:
     """Return the visible segments and their numbers of trajectories as of the index, without updating it; none if it
     cannot be read.
     """
@@ -129,14 +315,14 @@ def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
         return None
 
 
-def modified(lake: Lake) -> float:
-    """Return when the index was written; 0 if there is none."""
+def read_index_time(lake: Lake) -> float:
+    """Look up when the index was written; 0 if there is none."""
     with contextlib.suppress(OSError):
         return os.stat(_index(lake)).st_mtime
     return 0.0
 
 
-def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
+def recall_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
     """Return a segment's row of the table `segments` and its live trajectories by `TRAJECTORIES`, both as of the index
     without updating it; None if it does not have them.
     """
@@ -192,7 +378,7 @@ def _open(
 ) -> duckdb.DuckDBPyConnection:
     try:
         with contextlib.ExitStack() as opened:
-            connection: duckdb.DuckDBPyConnection | None = _up_to_date(lake, opened, megabytes)
+            connection: duckdb.DuckDBPyConnection | None = _open_current(lake, opened, megabytes)
             if connection is None:
                 opened.close()
                 _bring_up_to_date(lake, wait=wait)
@@ -211,7 +397,7 @@ def _open(
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
-def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
+def _open_current(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
     """Return a connection to the index under its shared lock, both left in `opened`; None if it is outdated."""
     opened.enter_context(hold_lock(_lock(lake), shared=True))
     if not os.path.lexists(_index(lake)):
@@ -221,13 +407,13 @@ def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None)
         known = _folders(connection)
     except (duckdb.Error, ForeignIndex):
         return None
-    return None if matter(changes(lake.storage, known), known) else connection
+    return None if has_changes(list_changes(lake.storage, known), known) else connection
 
 
 def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config=sql.CONFINED)
     create(connection, lake)
-    _update(connection, lake, changes(lake.storage, {}))
+    _update(connection, lake, list_changes(lake.storage, {}))
     (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
     sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
     return connection
@@ -246,7 +432,7 @@ def _bring_up_to_date(lake: Lake, *, wait: bool) -> None:
         for attempt in range(2):
             try:
                 with writing(index, lake) as connection:
-                    _update(connection, lake, changes(lake.storage, _folders(connection)))
+                    _update(connection, lake, list_changes(lake.storage, _folders(connection)))
                 return
             except (duckdb.Error, ForeignIndex) as error:
                 if attempt or not sql.may_be_replaced(error):
@@ -268,9 +454,17 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     log.refresh()  # after the listing: it names every rewritten segment
     ids = sorted({*list_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
     _ignore_unreadable(lake, log, ids, known)
-    states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
+    # The state of a segment changes when trajectories of it expire.
+    states = {
+        id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
+        for id in ids
+    }
     kept = {
-        id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
+        id
+        for id, state in known.items()
+        if id in states
+        # An unreadable one is read again once its folder has changed.
+        and (state == states[id] or (state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed))
     }
     connection.begin()
     _forget(connection, known.keys() - kept)
@@ -291,11 +485,6 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     connection.commit()
 
 
-def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
-    """Return whether a segment was unreadable and its folder has not changed since."""
-    return state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
-
-
 def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapping[str, str]) -> None:
     """Let the segments count from which an unreadable one was rewritten, as far as they are there."""
     for id in ids:
@@ -306,11 +495,6 @@ def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapp
                 continue
             except AmagoError:  # reported when its rows are read
                 log.ignore(id)
-
-
-def _describe_deaths(log: LakeLog, id: str) -> str:
-    """Return a text that changes when trajectories of a segment expire."""
-    return f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
 
 
 def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
@@ -340,8 +524,25 @@ def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
         "create or replace temp table touched as select distinct lower(hex(uid)) as uid from changed_uids"
     )
     connection.unregister("changed_uids")
-    connection.execute(_SETTLE)
+    found = connection.execute(_TOUCHED).to_arrow_table()
+    if not UidSet().add(_raw(found)).all():  # only then does precedence matter, and sorting costs as much as the rest
+        found = connection.execute(f"{_TOUCHED} order by segment, row0").to_arrow_table()
     connection.execute("drop table touched")
+    has_base = found["base_uid"].is_null().to_numpy()
+    if not has_base.all():
+        connection.register("wanted_bases", found.select(["base_uid"]))
+        bases = connection.execute(_BASES).to_arrow_table()["uid"].combine_chunks()
+        connection.unregister("wanted_bases")
+        has_base |= pc.is_in(found["base_uid"], bases).to_numpy()
+    wrong = choose_live(_raw(found), has_base, UidSet()) != found["live"].to_numpy()
+    if wrong.any():
+        connection.register("wrong", pa.table({"place": found["place"].filter(pa.array(wrong))}))
+        connection.execute("update bookkeeping.rows set live = not live where rowid in (from wrong)")
+        connection.unregister("wrong")
+
+
+def _raw(rows: pa.Table) -> np.ndarray:
+    return uid_array(rows["uid"].cast(pa.binary(16)))
 
 
 @dataclass
@@ -410,7 +611,7 @@ class FolderListing(NamedTuple):
     digest: str
 
 
-def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
+def list_changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
     here = [LOG, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
     if len(here) == 1:  # without a folder of segments
@@ -419,12 +620,12 @@ def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, F
     due = {}
     try:
         for folder in here:
-            now, stamp = time.time_ns(), storage.stamp(folder)
+            stamp, settled = read_stamp(storage, folder)
             if stamp is None or folder not in known or known[folder].stamp != stamp:
-                settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
                 due[folder] = stamp if settled else None
         for (folder, stamp), names in zip(due.items(), storage.listings(list(due)), strict=True):
-            listed = FolderListing(stamp, _digest(names))
+            text = "\n".join(sorted(names)).encode(errors="surrogateescape")
+            listed = FolderListing(stamp, hashlib.blake2b(text, digest_size=16).hexdigest())
             if listed != known.get(folder):
                 found[folder] = listed
     except OSError as error:
@@ -432,12 +633,7 @@ def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, F
     return found
 
 
-def _digest(names: Iterable[str]) -> str:
-    text = "\n".join(sorted(names))
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
-def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
+def has_changes(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
     """Return whether files may have appeared or disappeared. A stamp that became reliable does not matter."""
     return any(
         listed is None
@@ -457,7 +653,7 @@ def list_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> 
 
 
 def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
-    """Return a segment's row of the table `segments`."""
+    """Build a segment's row of the table `segments`."""
     header = footer.header
     return {
         "segment": id,
@@ -475,7 +671,7 @@ def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[
 
 
 def trajectory_rows(id: str, footer: Footer, alive: np.ndarray) -> pa.Table:
-    """Return a segment's rows of the table `trajectories`; uids are 16 bytes each."""
+    """Build a segment's rows of the table `trajectories`; uids are 16 bytes each."""
     table = footer.trajectories
     for name, value in (("segment", id), ("schema", footer.header["schema"])):
         table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))

@@ -1,19 +1,24 @@
-"""A description of a lake and its state for people and scripts, from its index and a few listings.
+"""A description of a lake and its state for people and scripts, from its index and a few listings; and a search for
+identical experience.
 
-The cost follows the number of segments and collectors, not that of steps; trajectories are counted by SQL.
+The cost of a description follows the number of segments and collectors, not that of steps; trajectories are counted by
+SQL. Collectors that played the same environment by the same policy with the same seed have stored identical experience
+under different ids: merged or mixed, it counts twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
-from pipelines.events import Listener, silent
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.lake.folders import list_all
 from pipelines.lake.log import read_log
@@ -22,6 +27,7 @@ from pipelines.lake.sql import query as sql
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
+
 
 MOST = 100  # listed tasks and policies, those with the most trajectories first
 _SIZES = ((1 << 20, "below 1 MiB"), (16 << 20, "1 to 16 MiB"), (64 << 20, "16 to 64 MiB"), (256 << 20, "64 to 256 MiB"))
@@ -173,3 +179,55 @@ def _by_size(sizes: list[int]) -> list[dict[str, Any]]:
         found.append({"size": name, "segments": len(inside), "bytes": sum(inside)})
         low = high
     return found
+
+
+@dataclass(frozen=True)
+class DuplicateExperience:
+    """`trajectories` that two collectors have both stored, each its own; `first` and `second` name them."""
+
+    trajectories: int
+    first: str
+    second: str
+    seed: int
+
+    def as_notice(self) -> Notice:
+        """Word the warning for the user."""
+        text = (
+            f"{self.trajectories:,} trajectories are there twice: {self.first} and {self.second} played the same "
+            f"episodes (seed {self.seed}); collect with another --seed, or leave one out with --where"
+        )
+        return Notice(text=text, level="warning")
+
+
+def find_duplicates(lakes: Sequence[Lake]) -> list[DuplicateExperience]:
+    """Find identical trajectories of different collectors within `lakes`, compared by their checksums.
+
+    Only collectors of the same environment and seed are compared, so lakes without such a pair cost nothing.
+    """
+    groups: dict[str, list[tuple[Lake, str, int]]] = defaultdict(list)
+    for lake in lakes:
+        for name, record in collectors.read_all(lake).items():
+            if isinstance(seed := record.get("seed"), int):
+                env = {key: value for key, value in (record.get("env") or {}).items() if key != "source"}
+                groups[collectors.digest({"env": env, "seed": seed})].append((lake, name, seed))
+    found = []
+    for members in groups.values():
+        contents = []
+        for lake, name, _ in members if len(members) > 1 else ():
+            quoted = name.replace("'", "''")
+            sql = f"select crc, length from trajectories where collector = '{quoted}' and base_uid is null"
+            contents.append(Counter((crc, length) for crc, length in catalog.query(lake, sql)[1]))
+        for place, (lake, name, seed) in enumerate(members[: len(contents)]):
+            for other in range(place):
+                shared = (contents[place] & contents[other]).total()
+                if shared:
+                    names = (
+                        _format_collector(members[other][0], members[other][1], lakes),
+                        _format_collector(lake, name, lakes),
+                    )
+                    found.append(DuplicateExperience(shared, *names, seed))
+    return found
+
+
+def _format_collector(lake: Lake, collector: str, lakes: Sequence[Lake]) -> str:
+    return f"'{collector}'" if len(lakes) == 1 else f"'{collector}' in '{lake.name}'"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -24,7 +24,7 @@ from pipelines.lake.schema import Column
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.sql.steps import shaped, sql_type
+from pipelines.lake.sql.steps import sql_type, to_sql_array
 
 _TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
 _NUMBERS = (
@@ -51,21 +51,21 @@ class StepExpression:
         limits: QueryLimits = _LIMITS,
         listener: Listener = silent,
     ) -> None:
-        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate}
+        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate, "limits": limits}
         self._limits, self._listener = limits, listener
-        self.reads: tuple[str, ...] = self._ask("check")
+        self.reads: tuple[str, ...] = self._ask(check)
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
         """Return (R,) float64 for the columns `reads` (R, ...); NaN for NULL."""
-        values: np.ndarray = self._ask("evaluate", values=columns, time=time, trajectory=trajectory)
+        values: np.ndarray = self._ask(evaluate, values=columns, time=time, trajectory=trajectory)
         return values
 
-    def _ask(self, task: str, **arguments: Any) -> Any:
+    def _ask(self, task: Callable[..., Any], **arguments: Any) -> Any:
         return sandbox.ask(task, self._what | arguments, self._limits, listener=self._listener)
 
 
 def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> tuple[str, ...]:
-    """Return the columns that an expression names. Runs in the helper process."""
+    """List the columns that an expression names. Runs in the helper process."""
     return _compiled(text, columns, predicate, limits).reads
 
 
@@ -92,15 +92,15 @@ class _Compiled:
         self._columns = {column.name: column for column in columns}
         sql.check_expression(self._connection, text)
         self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
-        found = sql.parsed(self._connection, f"select (\n{text}\n) from steps")
+        found = sql.parse_query(self._connection, f"select (\n{text}\n) from steps")
         if found is None or found.tables != {"steps"} or found.functions or found.lists:
             raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can only use the columns of steps")
         self.reads = self._named()
         self._require_kind(predicate)
 
     def _named(self) -> tuple[str, ...]:
-        """Return the columns in the text; all of them if it has a star."""
-        found = sql.parsed(self._connection, f"select (\n{self._text}\n)")
+        """List the columns in the text; all of them if it has a star."""
+        found = sql.parse_query(self._connection, f"select (\n{self._text}\n)")
         assert found is not None  # it has been checked
         return tuple(name for name in self._columns if found.stars or name.lower() in found.columns)
 
@@ -136,7 +136,7 @@ class _Compiled:
         for name, values in columns.items():
             column = self._columns[name]
             stored = np.ascontiguousarray(values).view(storage_dtype(column))
-            table[name] = shaped(column, stored, sql_type([column]))
+            table[name] = to_sql_array(column, stored, sql_type([column]))
         self._connection.register("steps", pa.table(table))
         try:
             with sql.within(self._connection, self._limits), sql.in_users_words({2: self._text}):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.sql import query as sql
-from pipelines.lake.sql import sandbox
+from pipelines.lake.sql import catalog
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.selection import UsersText, expect_predicate, has_pieces, rows_of, running
 
@@ -96,15 +95,13 @@ def fetch_page(
         "backwards": bool(before and not after),
         "most": max(1, min(rows, _MOST_ROWS)),
     }
-    return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake, listener=listener)))
+    return TrajectoryPage(*catalog.ask(lake, page, arguments, limits, listener))
 
 
 def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listener = silent) -> dict[str, Any]:
     """Return `trajectories` and `steps` of those that match, and of complete episodes among them `episodes` (their
     number), `return_mean` and `success_mean`."""
-    found: dict[str, Any] = sql.healed(
-        lambda: sandbox.ask("count", {"where": where}, limits, lake=lake, listener=listener)
-    )
+    found: dict[str, Any] = catalog.ask(lake, count, {"where": where}, limits, listener)
     return found
 
 
@@ -117,21 +114,18 @@ def fetch_curve(
     if across not in _NUMBERS:
         raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
     arguments = {"where": where, "across": across, "bins": max(1, min(bins, 500))}
-    found: list[dict[str, Any]] = sql.healed(
-        lambda: sandbox.ask("curve", arguments, limits, lake=lake, listener=listener)
-    )
+    found: list[dict[str, Any]] = catalog.ask(lake, curve, arguments, limits, listener)
     return found
 
 
 def is_uid(text: str) -> bool:
-    """Return whether `text` has the form of a uid."""
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
 
 
 def page(
     connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
-    """Return the fields of a `TrajectoryPage`. Runs in the helper process."""
+    """Query the fields of a `TrajectoryPage`. Runs in the helper process."""
     matching, _ = _matching(connection, lake, where)
     start, beyond = 0, ""
     if anchor:
@@ -212,7 +206,7 @@ def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
 
 
 def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
-    """Return the condition for rows after a row in the order, or before it."""
+    """Build the condition for rows after a row in the order, or before it."""
     column, sign = f'"{order}"', "<" if backwards else ">"
     if value is None:
         same = f"({column} is null and uid {sign} '{uid}')"

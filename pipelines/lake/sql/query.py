@@ -11,16 +11,18 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
 from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
-from pipelines.lake.sql import records
+from pipelines.lake.arrow import table_of_objects
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.steps import DERIVED, StepTable
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 Rows = list[tuple[Any, ...]]
-_T = TypeVar("_T")
 
 # How every database is opened: without access to other files and the network from the first statement on.
 CONFINED: dict[str, str | bool | int | float | list[str]] = {
@@ -60,14 +61,6 @@ class IndexDamaged(IntegrityError):
     """The index does not hold what it should: it is removed, and the query can be repeated."""
 
 
-def healed(ask: Callable[[], _T]) -> _T:
-    """Return the result of `ask`, called a second time if the first removed a damaged index."""
-    try:
-        return ask()
-    except IndexDamaged:
-        return ask()
-
-
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
     """Limit the memory of a connection opened with `CONFINED`, and lock its settings."""
     try:
@@ -88,7 +81,7 @@ def may_be_replaced(error: Exception) -> bool:
 
 
 def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return why segments are not in the index."""
+    """List why segments are not in the index."""
     with in_users_words({}):
         rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
     return [text for (text,) in rows]
@@ -157,7 +150,7 @@ class ParsedQuery:
             self.lists |= function["function_name"].lower().startswith("duckdb_")
 
 
-def parsed(
+def parse_query(
     connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = ""
 ) -> ParsedQuery | None:
     """Parse `before` + `text` + `after`; None if it is not one SELECT. UsageError, about `text`, for invalid or harmful
@@ -180,7 +173,7 @@ def parsed(
 
 def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     """Raise UsageError unless the text is exactly one SQL expression."""
-    found = parsed(connection, text, before="select ", after="\n")
+    found = parse_query(connection, text, before="select ", after="\n")
     root: Mapping[str, Any] = found.root if found is not None else {"type": "nothing"}
     listed = root.get("select_list", ())
     clauses = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
@@ -189,17 +182,40 @@ def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         raise UsageError(f"SQL: one expression is expected, without a name or clauses{_mark(text, None)}")
     if listed[0]["class"] == "STAR":
         raise UsageError(f"SQL: one value is expected{_mark(text, 0)}")
-    parsed(connection, text, before="select (\n", after="\n)")
+    parse_query(connection, text, before="select (\n", after="\n)")
+
+
+def _read_run_table(name: str, run: Path | None) -> pa.Table:
+    """Read a table of what a run directory records besides its lake; empty without a run.
+
+    `runs`: one row from `run.json`, `name`, `path` and its fields (nested ones as JSON text). `checkpoints`: a row for
+    every `checkpoints/NAME/checkpoint.json`, `name`, `update`, `time` and its other fields. `metrics`: a row for every
+    line of `metrics.jsonl`, a column for every metric, without a torn last line.
+    """
+    if run is None:
+        return table_of_objects([], {})
+    if name == "runs":
+        data = read_object(run / "run.json")
+        rows = [] if data is None else [{"name": run.resolve().name, "path": str(run), **data}]
+        return table_of_objects(rows, {"name": pa.string(), "path": pa.string()})
+    if name == "metrics":
+        return table_of_objects(list(read_objects(run / "metrics.jsonl")), {"update": pa.int64()})
+    rows = []
+    for path in sorted((run / "checkpoints").glob("*/checkpoint.json")):
+        data = read_object(path)
+        if data is not None and not path.parent.is_symlink():
+            rows.append({"name": path.parent.name, **data})
+    return table_of_objects(rows, {"name": pa.string(), "update": pa.int64(), "time": pa.float64()})
 
 
 def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener = silent) -> None:
     """Register the tables that the query uses and that are not in the index. UsageError if it is not harmless."""
-    found = parsed(connection, query)
+    found = parse_query(connection, query)
     if found is None:
         raise _not_a_query()
-    for name, load in records.TABLES.items():
+    for name in ("runs", "checkpoints", "metrics"):
         if name in found.tables or found.lists:
-            connection.register(name, load(lake.run) if lake.run else records.table([], {}))
+            connection.register(name, _read_run_table(name, lake.run))
     if found.lists or found.tables & {"collectors", "lineage"}:
         connection.register("collectors", collectors.table(lake))
         connection.execute(_LINEAGE)
@@ -344,10 +360,10 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
         if _UNREADABLE.search(str(error)):
             raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is rebuilt") from error
-        raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
+        raise UsageError(f"SQL: {_translate(str(error), texts)}") from error
 
 
-def _translated(message: str, texts: Mapping[int, str]) -> str:
+def _translate(message: str, texts: Mapping[int, str]) -> str:
     found = _EXCERPT.search(message)
     if found is None:
         return message
@@ -361,7 +377,7 @@ def _translated(message: str, texts: Mapping[int, str]) -> str:
 
 
 def _mark(text: str, place: int | None) -> str:
-    """Return the line of `text` at a byte offset, with a mark below."""
+    """Quote the line of `text` at a byte offset, with a mark below."""
     raw = text.encode()
     place = len(raw) if place is None else min(max(place, 0), len(raw))
     before = raw[:place].decode(errors="ignore").split("\n")

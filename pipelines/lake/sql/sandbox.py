@@ -1,14 +1,14 @@
 """A helper process for all user SQL.
 
 DuckDB's own limits are not enough: a list or a text may exceed its memory limit many times over, some functions cannot
-be interrupted, some end the process. Queries therefore run in a helper process, which can neither write a file nor
-exceed its memory, and which is killed at the time limit. It is started for the first query and reused; after a query
-that met a limit or was interrupted, the next one starts another. It exits with the process that started it, however
-that ends. Its code is `pipelines.lake.sql.helper`.
+be interrupted, some end the process. Queries therefore run in a helper process. While it works, no file grows, and its
+memory grows by the limit of the query only; it is killed at the time limit. It is started for the first query and
+reused; after a query that met a limit or was interrupted, the next one starts another. It exits with the process that
+started it, however that ends.
 
-Both directions carry pickled messages. A request is (directory, lake, task, arguments, limits); its replies are
-("notice", Notice), ("started", None) when the user's text begins to run, and finally ("answer", anything) or ("error",
-exception).
+A request is (directory, opening, task, arguments, limits); its replies are ("notice", Notice), ("started", None) when
+the user's text begins to run, and finally ("answer", anything) or ("error", exception). Importing this module imports
+neither Arrow nor DuckDB.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pickle
+import resource
 import select
-import struct
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import AmagoError, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, Waiting, silent
+from pipelines.processes import end_with_parent, receive, send, start_python
 
-if TYPE_CHECKING:
-    from pipelines.lake.store import Lake
-
-_LENGTH = struct.Struct("<Q")
 _GRACE_SECONDS = 2.0  # between asking a query to stop and killing its process
 _LISTEN_SECONDS = 0.2  # between checks for an interruption
+_SLACK_BYTES = 64 << 20  # for stacks of threads and Arrow's buffers
+_KEPT_BYTES = 256 << 20  # that queries may leave behind
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a gigabyte at once, which would count towards the limit
     "MALLOC_MMAP_THRESHOLD_": "262144",  # freed memory goes back to the system
 }
-_CODE = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.helper import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +75,26 @@ class LimitReached(UsageError):
     """A user's SQL met one of its limits."""
 
 
+class Opened(NamedTuple):
+    """What a query works on: the first arguments of its task. `writes`: files may grow while it runs."""
+
+    arguments: tuple[Any, ...] = ()
+    writes: bool = False
+
+
+Opening = Callable[[QueryLimits, Listener], AbstractContextManager[Opened]]
+
+
 def ask(
-    task: str,
+    task: Callable[..., Any],
     arguments: Mapping[str, Any],
     limits: QueryLimits,
     *,
-    lake: Lake | None = None,
+    opening: Opening | None = None,
     listener: Listener = silent,
 ) -> Any:
-    """Run a task of `helper.ON_VALUES`, or of `helper.ON_A_LAKE` on the updated index of `lake`.
+    """Call `task`, a function of a module, with `arguments` in the helper process, within limits. What `opening` opens
+    before, without limits, are its first arguments.
 
     The listener receives Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
     limit; StageFailed if the helper cannot run.
@@ -92,7 +102,7 @@ def ask(
     directory = None
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         directory = os.getcwd()
-    request = (directory, None if lake is None else lake.name, task, dict(arguments), limits)
+    request = (directory, opening, task, dict(arguments), limits)
     while not _lock.acquire(timeout=_LISTEN_SECONDS):
         listener(Waiting(what="another SQL query"))
     try:
@@ -100,7 +110,7 @@ def ask(
             helper = _running()
             try:
                 return helper.ask(request, limits, listener)
-            except _HelperExited:  # while it was idle, e.g. for lack of memory on the host
+            except EOFError:  # it exited while it was idle, e.g. for lack of memory on the host
                 _end()
                 if is_last:
                     text = "the SQL helper process exited before it started"
@@ -116,25 +126,18 @@ def ask(
         _lock.release()
 
 
-class _HelperExited(Exception):
-    """The helper exited before it started on a query."""
-
-
 class _Helper:
     """The helper process. `is_busy` until a query's last reply is read."""
 
     def __init__(self) -> None:
-        path = [os.path.abspath(entry) for entry in sys.path]
         self.environment = dict(os.environ)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE.format(path=path)],
-                bufsize=0,
+            self._process = start_python(
+                "from pipelines.lake.sql.sandbox import main; main()",
+                environment={**self.environment, **_ENVIRONMENT},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**self.environment, **_ENVIRONMENT},
-                start_new_session=True,  # signals to this process are handled by this process
             )
         except OSError as error:
             raise StageFailed(f"cannot start the SQL helper process: {error.strerror}") from error
@@ -144,12 +147,12 @@ class _Helper:
         self.is_busy = False
 
     def ask(self, request: Any, limits: QueryLimits, listener: Listener) -> Any:
-        """Return the reply to a request. _HelperExited if the process exited before it started on it."""
+        """Return the reply to a request. EOFError if the process exited before it started on it."""
         self.is_busy = True
         try:
             send(self._requests, request)
-        except BrokenPipeError:
-            raise _HelperExited from None
+        except BrokenPipeError as error:
+            raise EOFError from error
         deadline = None
 
         def wait() -> None:
@@ -161,8 +164,10 @@ class _Helper:
         while True:
             try:
                 kind, value = receive(self._replies, wait)
-            except EOFError:  # a failed allocation ends it
-                raise (_HelperExited() if deadline is None else limits.out_of_memory()) from None
+            except EOFError:
+                if deadline is None:
+                    raise
+                raise limits.out_of_memory() from None  # a failed allocation ends the process
             if kind == "notice":
                 listener(value)
             elif kind == "started":
@@ -218,33 +223,86 @@ atexit.register(_end)
 os.register_at_fork(after_in_child=_forget)
 
 
-def send(pipe: int, message: Any) -> None:
-    """Write a message: the number of its parts, their lengths, and the parts: a pickle, and its arrays unchanged."""
-    arrays: list[pickle.PickleBuffer] = []
-    parts: list[Any] = [pickle.dumps(message, protocol=5, buffer_callback=arrays.append)]
-    parts += [array.raw() for array in arrays]
-    lengths = [len(part) for part in parts]
-    for part in (b"".join(map(_LENGTH.pack, [len(parts), *lengths])), *parts):
-        view = memoryview(part)
-        while view:
-            view = view[os.write(pipe, view) :]
+def main() -> None:
+    """Answer requests on stdin by replies on stdout until stdin is closed: what the helper process does.
+
+    After a query that met a limit, or left too much memory behind, it exits, and the next query starts another.
+    """
+    requests, replies = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nowhere, standard)  # nothing else gets between the messages
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end_with_parent()
+    most = 0
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            request = receive(requests)  # which imports what it names
+            most = most or _private_bytes() + _KEPT_BYTES
+            if not _serve(lambda kind, value: send(replies, (kind, value)), *request) or _private_bytes() > most:
+                break
+    os._exit(0)  # without waiting for threads that a stopped query may have left
 
 
-def receive(pipe: int, wait: Callable[[], None] = lambda: None) -> Any:
-    """Read the next message; EOFError if the other end was closed. `wait` is called before each read."""
-    (count,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, wait))
-    lengths = _read(pipe, _LENGTH.size * count, wait)
-    pickled, *arrays = [_read(pipe, length, wait) for (length,) in _LENGTH.iter_unpack(lengths)]
-    return pickle.loads(pickled, buffers=arrays)
+def _serve(
+    reply: Callable[[str, Any], None],
+    directory: str | None,
+    opening: Opening | None,
+    task: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    limits: QueryLimits,
+) -> bool:
+    """Reply to a request. False if it may have left something behind."""
+    try:
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
+        opened = contextlib.nullcontext(Opened()) if opening is None else opening(limits, partial(reply, "notice"))
+        with opened as given:
+            with _confined(limits, writes=given.writes):
+                reply("started", None)
+                found = task(*given.arguments, **arguments)
+            reply("answer", found)
+    except LimitReached as error:
+        reply("error", error)
+        return False
+    except (AmagoError, StorageError) as error:
+        reply("error", error)
+    except Exception:
+        reply("error", RuntimeError(traceback.format_exc()))
+        return False
+    return True
 
 
-def _read(pipe: int, count: int, wait: Callable[[], None]) -> bytearray:
-    data, filled = bytearray(count), 0
-    view = memoryview(data)
-    while filled < count:
-        wait()
-        got = os.readv(pipe, [view[filled:]])
-        if not got:
-            raise EOFError
-        filled += got
-    return data
+@contextlib.contextmanager
+def _confined(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
+    """Let no file grow inside, and private memory by the limit only (mapped files do not count).
+
+    `writes`: files may grow, for fetches from an object store.
+    """
+    wanted = {}
+    if used := _private_bytes():
+        wanted[resource.RLIMIT_DATA] = used + (limits.megabytes << 20) + _SLACK_BYTES
+    if not writes:
+        wanted[resource.RLIMIT_FSIZE] = 0
+    before = {what: resource.getrlimit(what) for what in wanted}
+    try:
+        for what, value in wanted.items():
+            soft, hard = before[what]
+            allowed = [value, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+            resource.setrlimit(what, (min(allowed), hard))
+        yield
+    finally:
+        for what, limit in before.items():
+            resource.setrlimit(what, limit)
+
+
+def _private_bytes() -> int:
+    """Return the data and stacks of this process; 0 if the system does not report them, as on macOS, where DuckDB's own
+    limit is the only one.
+    """
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except FileNotFoundError:
+        return 0

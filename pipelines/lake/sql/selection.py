@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, uid_array
-from pipelines.lake.sql import catalog, sandbox
+from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.uids import positions
@@ -65,8 +65,7 @@ def select(
     and for a weight that is not a number of at least 0.
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
-    within = limits or QueryLimits()
-    return SelectionResult(*sql.healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
+    return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
 
 
 def choose(
@@ -89,7 +88,7 @@ def choose(
         value = ["(\n", UsersText(weight), "\n)"]
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
     with running(connection, lake, query) as found:
-        uids, weights, missing = _fetched(found.to_arrow_reader(65_536))
+        uids, weights, missing = _fetch(found.to_arrow_reader(65_536))
     order = np.argsort(uids)
     uids = uids[order]
     weights = weights[order]
@@ -164,8 +163,8 @@ def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]
         raise UsageError(f"SQL: '{text.strip()}' is not a {kind.name}: its type is {given}", hint=kind.hint)
 
 
-def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return uids, weights (NULL: 0) and the number of NULLs."""
+def _fetch(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
+    """Read uids, weights (NULL: 0) and the number of NULLs."""
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
     for batch in sql.batches(reader):
         values = batch.column(1)

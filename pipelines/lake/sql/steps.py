@@ -66,7 +66,8 @@ class StepTable:
         blank = _Blank(schema, wanted, most)
         for found in trajectories():
             table = {name: found.column(i) for i, name in enumerate(found.schema.names)}
-            for first, last in _runs(table["segment"]):
+            ends = pc.run_end_encode(table["segment"]).run_ends.to_pylist()
+            for first, last in zip([0, *ends[:-1]], ends, strict=True):
                 part = {name: column.slice(first, last - first) for name, column in table.items()}
                 try:
                     for piece in _pieces(part, most):
@@ -88,7 +89,7 @@ class StepTable:
                 arrays.append(pa.nulls(piece.count, field.type))
             else:
                 column = columns[field.name]
-                arrays.append(shaped(column, piece.values(files, column), field.type))
+                arrays.append(to_sql_array(column, piece.values(files, column), field.type))
         return pa.record_batch(arrays, schema=schema)
 
 
@@ -153,12 +154,6 @@ class _Piece:
         return np.repeat(np.arange(len(self._rows)), self._rows)
 
 
-def _runs(segments: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield the first and last + 1 index of equal neighbours."""
-    ends = pc.run_end_encode(segments).run_ends.to_pylist()
-    yield from zip([0, *ends[:-1]], ends, strict=True)
-
-
 def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
     """Split a segment's trajectories into pieces of at most `most` rows, cut between trajectories where possible."""
     ends = np.cumsum(table["length"].to_numpy() + 1)
@@ -213,8 +208,8 @@ def sql_type(columns: Sequence[Column]) -> pa.DataType:
     return value
 
 
-def shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return `values` (rows, *shape) as an array of a type given by `sql_type`."""
+def to_sql_array(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Convert `values` (rows, *shape) to an array of a type given by `sql_type`."""
     array = to_arrow(column, values)
     flat = array if column.shape == () else array.values
     if pa.types.is_list(kind):

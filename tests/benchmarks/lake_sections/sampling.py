@@ -27,7 +27,7 @@ from lake_sections.common import (
 from pipelines.data.gather import Gatherer
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
-from pipelines.lake.arrow import arrow_schema, mapped, to_arrow
+from pipelines.lake.arrow import arrow_schema, map_file, to_arrow
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -65,7 +65,7 @@ class Data:
         """The raw files, mapped; `scattered`: without any reading ahead by the system."""
         found = {}
         for column in self.schema.columns:
-            memory = mapped(self.raw / column.name, scattered=scattered)
+            memory = map_file(self.raw / column.name, scattered=scattered)
             found[column.name] = np.frombuffer(memory, column.dtype).reshape(-1, *column.shape)
         return found
 

@@ -14,7 +14,7 @@ from pipelines.data.view import View
 from pipelines.errors import UsageError
 from pipelines.events import Progress
 from pipelines.lake.folders import list_all
-from pipelines.lake.maintenance.compaction import CompactionRules, compact, is_wasteful, runs
+from pipelines.lake.maintenance.compaction import CompactionRules, compact, group_runs, is_wasteful
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
@@ -56,7 +56,7 @@ def test_runs_take_all_that_is_small_or_half_dead_and_nothing_else(
     made: list[tuple[int, int, int, str]], small: int, target: int
 ) -> None:
     files = [a_file(f"{i:03d}", *values) for i, values in enumerate(made)]
-    found = runs(files[::-1], small_bytes=small, target_bytes=target)
+    found = group_runs(files[::-1], small_bytes=small, target_bytes=target)
     taken = [file.id for run in found for file in run]
     assert len(taken) == len(set(taken))
     wanted = {file.id for file in files if file.bytes < small or file.live_bytes * 2 <= file.bytes}

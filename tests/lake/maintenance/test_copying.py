@@ -12,7 +12,7 @@ from pipelines.files import atomic
 from pipelines.lake import collectors
 from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.maintenance import expired
+from pipelines.lake.maintenance import retention
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
@@ -332,13 +332,13 @@ def test_a_lake_that_nobody_copied_into_keeps_no_record_of_what_expired(lake: La
 def test_the_record_of_what_expired_stays_a_few_files(
     lake: Lake, target: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expired, "_MOST_FILES", 3)
+    monkeypatch.setattr(retention, "_MOST_FILES", 3)
     written = list(fill(lake, [3, 4, 5, 6, 7, 8, 9, 10]))
     copy(lake, target)
     for length in range(3, 10):
         expire(target, RetentionLimits(where=f"length = {length}"), grace_seconds=0)
         assert len(target.storage.names("expired")) <= 3
-    assert hex_uids(expired.read_expired(target.storage)) == sorted(written[:-1])
+    assert hex_uids(retention.read_expired(target.storage)) == sorted(written[:-1])
     copy(lake, target)
     assert Reader(target).uids() == written[-1:]
 

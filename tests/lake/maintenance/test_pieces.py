@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.lake.episodes import group_by_episode, read_pieces
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.maintenance.verify import verify
-from pipelines.lake.reading import Reader
+from pipelines.lake.reading import Reader, group_by_episode, read_pieces
 from pipelines.lake.sql.catalog import query, summary
 from pipelines.lake.sql.describing import describe
 from pipelines.lake.store import Lake

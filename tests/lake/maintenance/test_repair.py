@@ -9,10 +9,9 @@ import pytest
 from pipelines.errors import Locked
 from pipelines.lake.folders import list_all
 from pipelines.lake.log import lease, read_log
-from pipelines.lake.maintenance import repair as repairing
+from pipelines.lake.maintenance import verify as repairing
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.repair import RepairResult, repair
-from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.maintenance.verify import RepairResult, repair, verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql import catalog
@@ -177,7 +176,7 @@ def test_a_foreign_file_is_quarantined_and_nothing_is_lost(lake: Lake) -> None:
 
 
 def test_a_repair_that_died_half_way_is_finished_by_the_next(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.lake.maintenance import repair as module
+    from pipelines.lake.maintenance import verify as module
 
     written = fill(lake, [5, 6, 7])
     first, second, third = written
@@ -186,11 +185,11 @@ def test_a_repair_that_died_half_way_is_finished_by_the_next(lake: Lake, monkeyp
     def die(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    quarantine = module._quarantine
-    monkeypatch.setattr(module, "_quarantine", die)
+    quarantine = module._set_aside
+    monkeypatch.setattr(module, "_set_aside", die)
     with pytest.raises(KeyboardInterrupt):
         mended(lake)
-    monkeypatch.setattr(module, "_quarantine", quarantine)
+    monkeypatch.setattr(module, "_set_aside", quarantine)
     done = mended(lake)
     assert done.lost == (second,)
     assert_sound(lake, written, [first, third])

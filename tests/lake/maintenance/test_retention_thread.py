@@ -13,7 +13,7 @@ from pipelines.lake.folders import list_all
 from pipelines.lake.log import count_expired_steps, lease, protect
 from pipelines.lake.maintenance import retention_thread as caps
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, ripe
+from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, choose_ripe
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -72,7 +72,7 @@ def test_what_was_merged_is_not_merged_again_with_every_newcomer() -> None:
     files, size, written = [], 1000, 0
     for number in range(2000):
         files.append(a_file(f"{number:06d}", size, 1, 0, time=number))
-        while run := ripe(files, small_bytes=size * 500, target_bytes=size * 1000):
+        while run := choose_ripe(files, small_bytes=size * 500, target_bytes=size * 1000):
             total = sum(file.bytes for file in run)
             written += total
             files = [file for file in files if file not in run] + [a_file(f"{number:06d}m", total, 1, 0, time=number)]

@@ -10,7 +10,7 @@ import pytest
 from pipelines.lake.folders import is_rewritten, list_all
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.log import lease
-from pipelines.lake.maintenance.rewrite import RewriteResult, SegmentPart, rewrite
+from pipelines.lake.maintenance.compaction import RewriteResult, SegmentPart, rewrite
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake.remote.bucket import Bucket
-from pipelines.lake.remote.location import Location
+from pipelines.lake.remote.bucket import Bucket, Location
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from pipelines.errors import InputMissing, Locked, StageFailed
 from pipelines.lake.log import lease
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version, connect
+from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
 from pipelines.lake.remote.lease import Lease
-from pipelines.lake.remote.location import Location
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"

@@ -8,8 +8,7 @@ import pytest
 from pipelines import trust
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.lake.remote import bucket
-from pipelines.lake.remote.bucket import reason
-from pipelines.lake.remote.location import Location
+from pipelines.lake.remote.bucket import Location, reason
 
 
 @pytest.fixture(autouse=True)

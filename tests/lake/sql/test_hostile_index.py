@@ -9,7 +9,6 @@ import duckdb
 import pytest
 
 from pipelines.lake.sql import catalog
-from pipelines.lake.sql import index as confined
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill
 
@@ -48,18 +47,18 @@ def test_an_index_that_is_not_as_we_write_it_is_thrown_away_unread(foreign: Lake
     index, expected = foreign.path / "index.duckdb", catalog.query(foreign, EVERYTHING)
     with duckdb.connect(str(index)) as connection:
         connection.execute(TRICKS[trick].format(secret=tmp_path / "secret"))
-    confined._checked.clear()
-    assert catalog.remembered(foreign, "x") == []
+    catalog._checked.clear()
+    assert catalog.recall_uids(foreign, "x") == []
     assert catalog.query(foreign, EVERYTHING) == expected
     with duckdb.connect(str(index)) as connection:
-        assert confined._objects(connection) == confined._expected()
+        assert catalog._objects(connection) == catalog._expected()
     assert sorted(os.listdir(tmp_path)) == ["lake", "secret"]
 
 
 def test_an_index_reaches_no_other_file(foreign: Lake, tmp_path: Path) -> None:
     """Even where its catalog were not looked at."""
     index = foreign.path / "index.duckdb"
-    with confined.writing(index, foreign) as connection:
+    with catalog.writing(index, foreign) as connection:
         for statement in (
             f"from read_text('{tmp_path / 'secret'}')",
             f"copy (select 1) to '{tmp_path / 'out'}'",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lake.duplicates import find_duplicates
+from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago, tiny
 

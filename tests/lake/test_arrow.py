@@ -1,11 +1,11 @@
-"""Tables of records that say odd things."""
+"""Tables of JSON objects with odd values."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from pipelines.lake.sql.records import table
+from pipelines.lake.arrow import table_of_objects
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ from pipelines.lake.sql.records import table
     ],
 )
 def test_what_no_column_of_numbers_holds_becomes_text(values: list, shown: list) -> None:
-    assert table([{"x": value} for value in values], {})["x"].to_pylist() == shown
+    assert table_of_objects([{"x": value} for value in values], {})["x"].to_pylist() == shown
     if 0.5 not in values:
-        assert table([{"x": value} for value in values], {"x": pa.int64()})["x"].to_pylist() == shown
+        assert table_of_objects([{"x": value} for value in values], {"x": pa.int64()})["x"].to_pylist() == shown
