@@ -97,7 +97,8 @@ def train(
         Request(common, common.named | {"train.steps": steps if add is None else add}),
         stored(run) or stored(source),
     )
-    agent_table = base.get("agent", {})
+    stored_agent = base.get("agent")
+    agent_table = stored_agent if isinstance(stored_agent, dict) else {}  # a damaged one is reported with all problems
     is_other = dict(request.assignments).get(("agent", "kind"), agent_table.get("kind")) != agent_table.get("kind")
     if is_other and read_plan(run if stored(run) else source) is not None:
         # The trace was chosen for another agent, whose critic has a value for each action.

@@ -17,8 +17,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipelines.config import sizes
+from pipelines.config import own_runs, sizes
 from pipelines.config.changes import STAGE_OVERRIDES
+from pipelines.config.places import is_run
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.config.warm_start import names_same, pin, read_network
@@ -204,6 +205,9 @@ def _lay_warm_start(
     given += [value for path, value in assignments if list(path) == ["init", "source"]]
     if not given or not isinstance(given[-1], str) or not given[-1] or names_same(given[-1], stored):
         return stored
+    origin = Path(given[-1].partition("@")[0])
+    if is_run(origin):  # a run of this user's may name modules that were typed when it was made
+        own_runs.grant(origin, own_runs.read_id(origin), read_toml(origin / "config.toml"))
     network = read_network(given[-1])
     return merge({key: value for key, value in stored.items() if key not in ("agent", "size")}, network)
 

@@ -59,6 +59,12 @@ def remember(run: Path, identity: str, document: Mapping[str, Any]) -> None:
             record.unlink(missing_ok=True)
 
 
+def read_id(run: Path) -> str:
+    """Read the id of a run from run.json; "" if it has none."""
+    found = (read_object(run / "run.json") or {}).get("id")
+    return found if isinstance(found, str) else ""
+
+
 def grant(run: Path, identity: str, document: Mapping[str, Any]) -> None:
     """Allow the names that the user typed when `run` was made, if it is that run and nothing has changed."""
     record = _place(run)

@@ -120,7 +120,7 @@ class RunDirectory:
             document = read_toml(self.config_path)
         except UsageError as error:
             raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
-        own_runs.grant(self.path, self._recorded_id(), document)
+        own_runs.grant(self.path, own_runs.read_id(self.path), document)
         return document
 
     def load_record(self) -> dict[str, Any]:
@@ -134,10 +134,6 @@ class RunDirectory:
             f"'{self.record_path}' is damaged",
             hint="restore it from a copy, or remove it: the run then loses its history and counts its steps from 0",
         )
-
-    def _recorded_id(self) -> str:
-        found = (read_object(self.record_path) or {}).get("id")
-        return found if isinstance(found, str) else ""
 
     @property
     def name(self) -> str:
@@ -196,7 +192,7 @@ class RunDirectory:
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
             self._write_record({**record, **named, **_circumstances(), "stages": stages})
-            own_runs.remember(self.path, self._recorded_id(), merged)
+            own_runs.remember(self.path, own_runs.read_id(self.path), merged)
         self._begun = stage
 
     def _record_end(self, error: BaseException | None) -> None:

@@ -28,11 +28,7 @@ def read_network(source: str) -> dict[str, Any]:
     InputMissing if there is no such policy, or if it names a module that is not trusted; IntegrityError if its record
     is damaged.
     """
-    from pipelines.config.run_directory import RunDirectory  # reads settings by `load`, which imports this module
-
     place = _find(source)
-    if place.checkpoint is not None:
-        RunDirectory(place.directory).load_document()  # grants the modules that this user typed when the run was made
     try:
         if place.checkpoint is None:
             record = read_record(place.directory)
