@@ -1,5 +1,5 @@
 """Writers: a trajectory goes to the log, where it is safe, and to memory, which is sealed as a segment when due, in a
-thread, so that fsync never blocks acting. The logs of dead writers are sealed by whoever opens the lake next.
+thread, so that fsync never blocks acting. The next process that opens the lake seals the logs of dead writers.
 
 Neither takes a lock that another writer could hold. Once `append` returns, kill -9 loses nothing: the next writer or
 trainer that opens the lake seals the log of the dead one. A crash between publishing a segment and dropping its log
