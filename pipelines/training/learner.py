@@ -281,6 +281,7 @@ class Learner:
                 "context_length": self.settings.resolved_context_length,
                 "precision": self.settings.precision,
                 "seed": self.seed,
+                "device": self.device.type,
             },
             weights=state["weights"],
             average=state["average"],
@@ -303,6 +304,12 @@ class Learner:
             self.steps_seen = int(checkpoint.record["steps_seen"])
             self.skipped_updates = int(checkpoint.record["skipped_updates"])
             self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
+            before = checkpoint.record.get("device", self.device.type)
+            if before != self.device.type:  # whose generators draw other numbers from the same seeds
+                self.notices.append(
+                    f"resuming on another kind of device ({before} before, {self.device.type} now), "
+                    "whose random numbers differ"
+                )
             return dict(state.get("data", {}))
 
 
