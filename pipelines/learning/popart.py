@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
+from pipelines.nets.kept import Kept
 
 
 class PopArt(nn.Module):
@@ -30,13 +31,20 @@ class PopArt(nn.Module):
         self.mu_G: Tensor
         self.variance_G: Tensor
         self.updates: Tensor
+        self._scales = Kept[tuple[Tensor, Tensor]]()
 
     @property
     def sigma_G(self) -> Tensor:
         """Scale (G,), within the settings' bounds; ones if normalisation is disabled."""
+        return self._scales.get((self.variance_G, self.updates), self._compute_scales)[0]
+
+    @torch.no_grad()
+    def _compute_scales(self) -> tuple[Tensor, Tensor]:
+        """Compute the scale, and the same before the first update: 0, as it is unknown. An update reads them often."""
         if not self.settings.enabled:
-            return torch.ones_like(self.variance_G)
-        return self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
+            return torch.ones_like(self.variance_G), torch.ones_like(self.variance_G)
+        sigma_G = self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
+        return sigma_G, sigma_G * (self.updates > 0)
 
     def normalize(self, value: Tensor) -> Tensor:
         """Normalise (..., G) in units of scaled rewards."""
@@ -46,7 +54,8 @@ class PopArt(nn.Module):
         """Denormalise (..., G) to units of scaled rewards."""
         if not self.settings.enabled:
             return value
-        return torch.where(self.updates > 0, value * self.sigma_G + self.mu_G, 0.0)
+        known_G = self._scales.get((self.variance_G, self.updates), self._compute_scales)[1]
+        return torch.addcmul(self.mu_G, value, known_G)  # the mean is 0 before the first update
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,27 +118,25 @@ class AdvantageScale(nn.Module):
     def update(self, square_NG: Tensor, reward_N: Tensor) -> None:
         """Add squared advantages and rewards of an update's steps, those of all ranks. An update with a number that is
         not finite changes nothing."""
-        square_G, steps = _mean_of_all_ranks(square_NG)
-        reward_1, rewards = _mean_of_all_ranks(reward_N[reward_N != 0].square()[:, None])
-        if steps and bool(square_G.isfinite().all()) and (not rewards or bool(reward_1.isfinite().all())):
-            self._average(self.square_G, self.updates, square_G)
-            if rewards:
-                self._average(self.reward_square, self.reward_updates, reward_1[0])
+        own = (
+            square_NG.sum(0, dtype=torch.float64),
+            reward_N.square().sum(0, keepdim=True, dtype=torch.float64),
+            (reward_N != 0).sum(0, keepdim=True),
+            reward_N.new_full((1,), len(square_NG)),
+        )
+        sums = ranks.total(torch.cat(own))
+        reward_square, rewards, steps = sums[-3:].unbind()
+        is_usable = sums.isfinite().all() & (steps > 0)
+        self._average(self.square_G, self.updates, sums[:-3] / steps, is_usable)
+        self._average(self.reward_square, self.reward_updates, reward_square / rewards, is_usable & (rewards > 0))
 
-    def _average(self, average: Tensor, updates: Tensor, mean: Tensor) -> None:
-        updates += 1
-        average.lerp_(mean.to(average.dtype), max(1 / int(updates), self.rate))
+    def _average(self, average: Tensor, updates: Tensor, mean: Tensor, is_usable: Tensor) -> None:
+        updates += is_usable
+        step = updates.clamp_min(1).reciprocal().clamp_min(self.rate)
+        average.copy_(torch.where(is_usable, average.lerp(mean.to(average.dtype), step), average))
 
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
         scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
         scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
-
-
-def _mean_of_all_ranks(rows_NF: Tensor) -> tuple[Tensor, int]:
-    """Return the mean (F,) over the rows of all ranks, and their number."""
-    if ranks.size() > 1:
-        mean, _, count = ranks.moments(rows_NF)
-        return mean, count
-    return rows_NF.mean(0), len(rows_NF)

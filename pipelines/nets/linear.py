@@ -46,7 +46,35 @@ class SigmaLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() < self.weight.numel():  # fewer rows than outputs: scaling the product is cheaper
             return torch.addcmul(self.bias, F.linear(x, self.weight), self.scale())
-        return F.linear(x, self.weight * self.scale(), self.bias)
+        with torch.autocast(self.weight.device.type, enabled=False):
+            weight = _scaled(self.weight, self.gain, self.left, self.right)
+        return F.linear(x, weight, self.bias)
+
+
+class _Scaled(torch.autograd.Function):
+    """weight gain / sigma, sigma = <left, weight right>. By hand, the gradient takes two passes over a matrix; as torch
+    composes it, it takes five."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gain: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        sigma = torch.dot(left, torch.mv(weight, right))
+        scale = gain / sigma
+        ctx.save_for_backward(weight, left, right, sigma, scale)
+        return weight * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        weight, left, right, sigma, scale = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_gain = torch.dot(grad.flatten(), weight.flatten()) / sigma
+        return (grad * scale).addr_(left * (-scale * grad_gain), right), grad_gain, None, None
+
+
+def _scaled(weight: Tensor, gain: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and weight.requires_grad:
+        scaled: Tensor = _Scaled.apply(weight, gain, left, right)
+        return scaled
+    return weight * (gain / torch.dot(left, torch.mv(weight, right)))
 
 
 def iterate(network: nn.Module) -> None:

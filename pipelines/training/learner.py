@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,11 @@ class Learner:
         norms = self.shards.norms(norms, [name for name, _ in named])
         total = torch.linalg.vector_norm(norms)
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, total, foreach=True)
-        place: dict[str, list[int]] = {}
-        for number, (name, _) in enumerate(named):
-            place.setdefault(_part(name), []).append(number)
-        parts = {f"grad_norm_{part}": torch.linalg.vector_norm(norms[which]) for part, which in place.items()}
-        return {"grad_norm": total, **parts}
+        runs = [
+            (part, len([*names])) for part, names in groupby(_part(name) for name, _ in named)
+        ]  # parts are contiguous
+        parts = zip(runs, norms.split([size for _, size in runs]), strict=True)
+        return {"grad_norm": total, **{f"grad_norm_{part}": torch.linalg.vector_norm(own) for (part, _), own in parts}}
 
     def _copied(self) -> list[torch.Tensor]:
         """Copies of the parameters; those of the heads follow PopArt, so that values of an average have true units."""

@@ -31,12 +31,12 @@ Counts = tuple[int, int, int, int]  # launches, waits, copies to the device, cop
 
 # By action space, agent and settings of training.
 UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
-    ("discrete", {}, {}, (929, 18, 12, 0)),
-    ("discrete", {}, BF16, (1091, 18, 12, 0)),
-    ("discrete", {}, BF16 | {"packing": True}, (1149, 19, 20, 1)),
-    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (5097, 51, 36, 0)),
-    ("discrete", {"kind": "multi-task"}, BF16, (1126, 16, 12, 0)),
-    ("continuous", {}, BF16, (1107, 16, 12, 0)),
+    ("discrete", {}, {}, (914, 1, 6, 0)),
+    ("discrete", {}, BF16, (1076, 1, 6, 0)),
+    ("discrete", {}, BF16 | {"packing": True}, (1131, 1, 7, 0)),
+    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (4920, 1, 24, 0)),
+    ("discrete", {"kind": "multi-task"}, BF16, (1081, 1, 6, 0)),
+    ("continuous", {}, BF16, (1052, 1, 6, 0)),
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
