@@ -160,7 +160,7 @@ class Agent(nn.Module):
             if counted:
                 self._update_popart(torch.cat(found))
             # An infinite target becomes NaN, so that the update is skipped whatever the loss does with large targets
-            targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
+            targets = [torch.add(target_NG, target_NG, alpha=0) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
         squares: list[Tensor] = []

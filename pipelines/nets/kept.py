@@ -22,11 +22,19 @@ class Kept(Generic[Value]):
 
     def get(self, tensors: Sequence[Tensor], make: Callable[[], Value]) -> Value:
         """Return the value of `make`, called only if `tensors` are others than at the last call, or have changed."""
-        state = [(tensor._version, tensor.device) for tensor in tensors]
         same = len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True))
-        if self._value is None or not same or state != self._state:
-            self._value, self._tensors, self._state = make(), tensors, state
+        if self._value is None or not same or _state(tensors) != self._state:
+            return self.set(tensors, make())
         return self._value
+
+    def set(self, tensors: Sequence[Tensor], value: Value) -> Value:
+        """Keep a value that is known to be that of `tensors` as they are."""
+        self._value, self._tensors, self._state = value, tensors, _state(tensors)
+        return value
 
     def __reduce__(self) -> Any:
         return Kept, ()
+
+
+def _state(tensors: Sequence[Tensor]) -> list[tuple[int, torch.device]]:
+    return [(tensor._version, tensor.device) for tensor in tensors]

@@ -92,6 +92,8 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
+        if grad.dim() == 0:
+            return None, None, *torch._foreach_mul(list(ctx.saved_tensors), grad)
         return None, None, *(saved * grad[(...,) + (None,) * (saved.dim() - grad.dim())] for saved in ctx.saved_tensors)
 
 

@@ -133,7 +133,8 @@ class Learner:
             self.optimizer.step()
             self.agent.update_targets()
             self._update_average()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         self.update += 1
         self.steps_seen += int(ranks.total_of(sum(int((batch.lengths - 1).sum()) for batch in batches), self.device))
         self._count_skipped(is_finite)
