@@ -46,8 +46,8 @@ class _RowsAt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad_NF,) = grads
-        return grad_NF.new_zeros(ctx.rows, *grad_NF.shape[1:]).index_copy_(0, *ctx.saved_tensors, grad_NF), None
+        (grad_NF,), (place_N,) = grads, ctx.saved_tensors
+        return grad_NF.new_zeros(ctx.rows, *grad_NF.shape[1:]).index_copy_(0, place_N, grad_NF), None
 
 
 @dataclass(frozen=True)

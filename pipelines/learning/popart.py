@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
 from pipelines.nets.kept import Kept
+from pipelines.nets.norms import is_finite
 
 
 class PopArt(nn.Module):
@@ -71,7 +72,7 @@ class PopArt(nn.Module):
             mean, variance = mean64.to(mu.dtype), (square64 - mean64.square()).clamp_min(0).to(mu.dtype)
         else:
             variance, mean = torch.var_mean(targets_NG, 0, correction=0)
-        usable = mean.isfinite() & variance.isfinite()
+        usable = is_finite(mean + variance)
         first = self.updates == 0
         self.updates += usable.all()
         beta = self.settings.beta
@@ -126,14 +127,14 @@ class AdvantageScale(nn.Module):
         )
         sums = ranks.total(torch.cat(own))
         reward_square, rewards, steps = sums[-3:].unbind()
-        is_usable = sums.isfinite().all() & (steps > 0)
+        is_usable = is_finite(sums).all() & (steps > 0)
         self._average(self.square_G, self.updates, sums[:-3] / steps, is_usable)
         self._average(self.reward_square, self.reward_updates, reward_square / rewards, is_usable & (rewards > 0))
 
     def _average(self, average: Tensor, updates: Tensor, mean: Tensor, is_usable: Tensor) -> None:
         updates += is_usable
         step = updates.clamp_min(1).reciprocal().clamp_min(self.rate)
-        average.copy_(torch.where(is_usable, average.lerp(mean.to(average.dtype), step), average))
+        average.lerp_(torch.where(is_usable, mean.to(average.dtype), average), step)
 
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""

@@ -86,7 +86,8 @@ class Ensemble(nn.Module):
         """Change the last layer so that each output x of discount g becomes scale_g x + shift_g."""
         scale_G1, shift_G1, parts = scale_G[:, None], shift_G[:, None], (len(scale_G), self.num_outputs)
         self.last_weight.unflatten(-1, parts).mul_(scale_G1)
-        self.last_bias.unflatten(-1, parts).mul_(scale_G1).add_(shift_G1)
+        bias = self.last_bias.unflatten(-1, parts)
+        torch.addcmul(shift_G1, bias, scale_G1, out=bias)
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters, in the order of `_Layers`' fields."""

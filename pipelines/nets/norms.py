@@ -13,6 +13,11 @@ def symlog(x: Tensor) -> Tensor:
     return x.sign() * x.abs().log1p()
 
 
+def is_finite(x: Tensor) -> Tensor:
+    """Return `x.isfinite()`, which torch composes of four operators, by two."""
+    return x.abs() < torch.inf
+
+
 def symexp(x: Tensor) -> Tensor:
     """Compute the inverse of symlog."""
     return x.sign() * x.abs().expm1()
@@ -48,9 +53,9 @@ class RunningNorm(nn.Module):
         mean, square, count = ranks.moments(x_NF, valid_N)
         some = count > 0
         self.updates += some
-        step = (self.rate / (1 - (1 - self.rate) ** self.updates.double())).to(self.mean.dtype)
+        step = (self.rate / (1 - (1 - self.rate) ** self.updates.clamp_min(1).double())).to(self.mean.dtype)
         for average, new in ((self.mean, mean), (self.square, square)):
-            average.copy_(torch.where(some, average.lerp(new.to(average.dtype), step), average))
+            average.lerp_(torch.where(some, new.to(average.dtype), average), step)
 
     def forward(self, x: Tensor) -> Tensor:
         sigma = (self.square - self.mean.square()).clamp_min(self.least_sigma**2).sqrt()

@@ -52,7 +52,8 @@ class Packing:
         self.document_RW, self.age_RW = (part.view(document.shape) for part in parts[:2])
         self.real_RW = self.document_RW >= 0
         self.begins_RW = (self.age_RW == 0) | (self.document_RW < 0)
-        self.tokens_N, self.cumulative, self._place, self._source = parts[2], parts[3].int(), *parts[4:]
+        self.tokens_N, self.cumulative = parts[2], parts[3].int()
+        self._place, self._source = parts[4:]
         self._kept: dict[Hashable, Any] = {}
 
     @classmethod

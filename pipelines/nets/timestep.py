@@ -23,7 +23,7 @@ from pipelines.nets.activation import activation
 from pipelines.nets.cnn import ImageEncoder, channels_first, require_image, shifted
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
-from pipelines.nets.norms import RunningNorm, symlog
+from pipelines.nets.norms import RunningNorm, is_finite, symlog
 
 
 class Tokens(Protocol):
@@ -128,7 +128,7 @@ class TimestepEncoder(nn.Module):
             self.flat_inputs(part.observation, part.action, part.reward, part.time).flatten(0, 1) for part in tokens
         ]
         rows_NF, real_N = torch.cat(flat), torch.cat([part.valid_rows.flatten() for part in tokens])
-        self.norm.update(rows_NF, real_N & rows_NF.isfinite().all(-1))
+        self.norm.update(rows_NF, real_N & is_finite(rows_NF).all(-1))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:

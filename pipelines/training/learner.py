@@ -128,7 +128,7 @@ class Learner:
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
         self.shards.take_gradients()
         norms = self._clip()
-        is_finite = bool(torch.isfinite(norms["grad_norm"]))  # waits for the device, once an update
+        is_finite = bool(norms["grad_norm"] < torch.inf)  # waits for the device, once an update
         if is_finite:
             self.optimizer.step()
             self.agent.update_targets()
