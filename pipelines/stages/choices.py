@@ -67,8 +67,10 @@ LEAST_TIME_SHARE = 0.3  # of the budget that remains for the run, however long m
 # Evaluation.
 EVALUATION_SHARE, FINAL_SHARE = 0.1, 0.05
 EVALUATIONS, LEAST_EVALUATIONS = 20, 3
-LEAST_EPISODES, MOST_EPISODES = 16, 100
-LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES = 32, 200
+# There are fewer evaluations before they have fewer than the usual number of episodes. The least numbers are small, as
+# episodes of 1,000 slow steps would otherwise take most of a short budget.
+LEAST_EPISODES, USUAL_EPISODES, MOST_EPISODES = 4, 16, 100
+LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES = 10, 200
 EVALUATION_SEED = 77
 LONG_EPISODE = 1_000  # beyond it, the limit of an episode says little about its length
 
@@ -410,7 +412,7 @@ def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, ac
     step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
     episode = rates.collect_seconds * facts.typical
     final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
-    number = _clamp(EVALUATION_SHARE * seconds / (LEAST_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
+    number = _clamp(EVALUATION_SHARE * seconds / (USUAL_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
     episodes = _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
     ratio = _choose_replay_ratio(step, update / tokens)
     each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
@@ -453,7 +455,7 @@ def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first:
     first_collect = steps - (epochs - 1) * collect  # the total is the budget
     train = max(round(collect * REPLAY_RATIO / tokens), 1)
     most = EVALUATION_SHARE * 2 * steps / facts.typical  # episodes
-    number = _clamp(most / LEAST_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
+    number = _clamp(most / USUAL_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
     return _Plan(
         epochs=epochs,
         collect=collect,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,14 @@ def test_the_plan_fills_its_time(seen: EnvFacts, minutes: float) -> None:
     spent = 1.1 * (updates * RATES.update_seconds + steps * RATES.collect_seconds)
     spent += RATES.collect_seconds * seen.typical * evaluated
     assert 0.75 * 60 * minutes < spent < 1.02 * 60 * minutes
+
+
+def test_evaluations_of_long_slow_episodes_leave_most_of_a_short_budget() -> None:
+    slow = replace(PENDULUM, horizon=1_000, length_mean=1_000, length_min=1_000, length_max=1_000, step_seconds=1e-3)
+    rates = Rates(update_seconds=0.03, collect_seconds=1e-3)
+    settings = settings_of(chosen(slow, Budget(minutes=1.7), rates)[0])
+    evaluated = sum(step.settings.evaluate.episodes for step in plan(settings) if step.entry.stage == "evaluate")
+    assert evaluated * slow.horizon * rates.collect_seconds <= 0.3 * 60 * 1.7
 
 
 @pytest.mark.parametrize("minutes", [1, 5, 60, 6_000])
