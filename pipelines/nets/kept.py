@@ -12,8 +12,8 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Holds one value. A change in place is seen by a tensor's version, a move by its device; a copy of the holder is
-    empty, since the versions of copied tensors begin again."""
+    """Holds one value. A change in place is seen by a tensor's version (a change of its `data` is not), a move by its
+    device. A copy of the holder is empty, since the versions of copied tensors begin again."""
 
     def __init__(self) -> None:
         self._tensors: Sequence[Tensor] = ()
@@ -22,10 +22,13 @@ class Kept(Generic[Value]):
 
     def get(self, tensors: Sequence[Tensor], make: Callable[[], Value]) -> Value:
         """Return the value of `make`, called only if `tensors` are others than at the last call, or have changed."""
+        value = self.find(tensors)
+        return self.set(tensors, make()) if value is None else value
+
+    def find(self, tensors: Sequence[Tensor]) -> Value | None:
+        """Return the value, if it is that of `tensors` as they are."""
         same = len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True))
-        if self._value is None or not same or _state(tensors) != self._state:
-            return self.set(tensors, make())
-        return self._value
+        return self._value if same and _state(tensors) == self._state else None
 
     def set(self, tensors: Sequence[Tensor], value: Value) -> Value:
         """Keep a value that is known to be that of `tensors` as they are."""

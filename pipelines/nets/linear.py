@@ -43,16 +43,16 @@ class SigmaLinear(nn.Module):
     @torch.no_grad()
     def sigma(self) -> Tensor:
         """Return the estimate of the spectral norm (0-d), in the weight's precision even under autocast."""
-        if torch.compiler.is_compiling():  # versions of tensors would be constants of the program
-            return self._compute_sigma()
-        return self._sigma.get((self.weight, self.left, self.right), self._compute_sigma)
-
-    def _compute_sigma(self) -> Tensor:
+        if not torch.compiler.is_compiling():  # versions of tensors would be constants of the program
+            kept = self._sigma.find((self.weight, self.left, self.right))
+            if kept is not None:
+                return kept
         with torch.autocast(self.weight.device.type, enabled=False):
             return torch.dot(self.left, torch.mv(self.weight, self.right))
 
     def keep_sigma(self, norm: Tensor) -> None:
-        """Keep what an iteration has computed: <left, weight right> is the norm that `left` was divided by."""
+        """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that
+        `left` was divided by."""
         self._sigma.set((self.weight, self.left, self.right), norm)
 
     def scale(self) -> Tensor:
@@ -90,12 +90,13 @@ def iterate(network: nn.Module) -> None:
     """Take one power iteration in every `SigmaLinear` of `network`."""
     layers = [module for module in network.modules() if isinstance(module, SigmaLinear)]
     if layers:
-        _iterate(layers)
+        for layer, norm in zip(layers, _iterate(layers), strict=True):
+            layer.keep_sigma(norm)
 
 
 @torch.no_grad()
-def _iterate(layers: Sequence[SigmaLinear]) -> None:
-    """Take one power iteration on the singular vectors of all layers, whose norms are computed together. Of a sharded
+def _iterate(layers: Sequence[SigmaLinear]) -> list[Tensor]:
+    """Take one power iteration on the singular vectors of all layers, and return their spectral norms. Of a sharded
     weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
     is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
     parts: list[tuple[Tensor, slice]] = [
@@ -113,9 +114,7 @@ def _iterate(layers: Sequence[SigmaLinear]) -> None:
                 own = products[place]
                 products[place] = torch.zeros_like(layer.left)
                 products[place][rows] = own
-        norms = _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
-    for layer, norm in zip(layers, norms, strict=True):
-        layer.keep_sigma(norm)
+        return _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
 
 
 def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[Tensor]:

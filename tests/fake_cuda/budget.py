@@ -41,8 +41,8 @@ UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
-    (TRANSFORMER, "float32", (155, 2, 5, 1)),
-    (TRANSFORMER, "bf16", (220, 2, 5, 1)),
+    (TRANSFORMER, "float32", (179, 2, 5, 1)),
+    (TRANSFORMER, "bf16", (244, 2, 5, 1)),
     ({"kind": "gru"}, "bf16", (78, 1, 5, 1)),
     ({"kind": "mamba", "num_layers": 3}, "bf16", (265, 1, 5, 1)),
 ]
