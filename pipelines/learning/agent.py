@@ -9,7 +9,7 @@ discounts (the acting one last), K action samples, Z uniforms.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import torch
@@ -21,7 +21,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent_types import resolve
 from pipelines.learning.auxiliary import AuxiliaryLoss
-from pipelines.learning.batch import TensorBatch, encode, scattered
+from pipelines.learning.batch import StepIndex, TensorBatch, encode
 from pipelines.learning.heads import CriticHeads, ExactHeads, heads
 from pipelines.learning.objectives import (
     TERMS,
@@ -144,7 +144,7 @@ class Agent(nn.Module):
         """
         self._update_statistics(batches)
         # Gradients are averaged over ranks: dividing by the mean count of a rank makes them those of all steps' mean.
-        own = sum(int(batch.loss_mask.sum()) for batch in batches)
+        own = sum(len(batch.counted) for batch in batches)
         counted = ranks.total_of(own, self.gamma_G.device) / ranks.size()
         single = len(batches) == 1
         drawn_by = generators or [None] * len(batches)
@@ -160,7 +160,7 @@ class Agent(nn.Module):
             if counted:
                 self._update_popart(torch.cat(found))
             # An infinite target becomes NaN, so that the update is skipped whatever the loss does with large targets
-            targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
+            targets = [torch.add(target_NG, target_NG, alpha=0) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
         squares: list[Tensor] = []
@@ -168,7 +168,7 @@ class Agent(nn.Module):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
             summed = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares)
             if self.advantage_scale is not None and place == len(batches) - 1:
-                rewards = torch.cat([each.reward[:, 1:][each.mask] for each in batches])
+                rewards = torch.cat([each.valid.take_after(each.reward) for each in batches])
                 self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
             yield summed
 
@@ -214,16 +214,16 @@ class Agent(nn.Module):
 
     def valid_steps(self, batch: TensorBatch, h_BTD: Tensor) -> ValidSteps:
         """Select the valid steps of `batch` that count, given the states `h_BTD`."""
-        mask, importance_N = batch.loss_mask, None
-        h_ND = h_BTD[:, :-1][mask]
+        index, importance_N = batch.counted, None
+        h_ND = index.take_before(h_BTD)
         if batch.importance is not None:
-            importance_N = batch.importance[:, None].expand_as(mask)[mask]
+            importance_N = index.take(batch.importance[:, None].expand_as(index.mask_BT))
         return ValidSteps(
-            mask=mask,
+            index=index,
             h_ND=h_ND,
-            action=batch.action[:, 1:][mask],
-            params_NGP=self.heads.actor(self._policy_rows(h_ND, batch, slice(None, -1), mask)),
-            legal=self._legal_rows(batch, slice(None, -1), mask),
+            action=index.take_after(batch.action),
+            params_NGP=self.heads.actor(self._policy_rows(h_ND, batch, index.take_before)),
+            legal=self._legal_rows(batch, index.take_before),
             importance_N=importance_N,
         )
 
@@ -237,7 +237,7 @@ class Agent(nn.Module):
         minimised = drawn_MNG if self.agent_type.actor_weight > 0 else None
         policy = critics.policy_values(data, steps.action, steps.params_NGP, steps.legal, noise_NGKZ, minimised)
         advantage_NG = self._advantages(data.q_CNG, policy.q_CNG)
-        weight_NG = self._cloning_weights(steps.mask, advantage_NG)
+        weight_NG = self._cloning_weights(steps.index, advantage_NG)
         return CriticOutput(loss=loss, data=data, policy=policy, advantage_NG=advantage_NG, weight_NG=weight_NG)
 
     def log_prob(self, steps: ValidSteps) -> Tensor:
@@ -262,33 +262,33 @@ class Agent(nn.Module):
         Rewards and bootstrap values of all valid steps enter."""
         critics, _ = self._critics()
         assert self.target_heads is not None
-        settings, heads, mask = self.settings, self.target_heads, batch.mask
-        next_h_ND = h_BTD[:, 1:][mask]
+        settings, heads, index = self.settings, self.target_heads, batch.valid
+        next_h_ND = index.take_after(h_BTD)
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.agent_type.critic_samples, generator)
         actor = (heads if settings.target_actor else critics).actor
-        params_NGP = actor(self._policy_rows(next_h_ND, batch, slice(1, None), mask))
-        legal = self._legal_rows(batch, slice(1, None), mask)
+        params_NGP = actor(self._policy_rows(next_h_ND, batch, index.take_after))
+        legal = self._legal_rows(batch, index.take_after)
         rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated
         if settings.trace in _CORRECTED:
             assert isinstance(heads, ExactHeads)
-            following = torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1)[mask]
+            following = index.take(torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1))
             value_NG, taken_NG, prob_NG = heads.next_and_taken_values(
                 next_h_ND, params_NGP, legal, drawn_MNG, self.reduction, following
             )
-            value_BTG, taken_BTG = self._scaled_rewards(value_NG, mask), self._scaled_rewards(taken_NG, mask)
+            value_BTG, taken_BTG = self._scaled_rewards(value_NG, index), self._scaled_rewards(taken_NG, index)
             if settings.trace == "retrace":
                 prob_NG = (prob_NG * self._choices(legal)).clamp_max(1.0)
-            trace_BTG = settings.trace_decay * scattered(prob_NG, mask)
-            target_BTG = trace_targets(*rewards, value_BTG, taken_BTG, trace_BTG, self.gamma_G, mask)
-            return target_BTG[batch.loss_mask]
+            trace_BTG = settings.trace_decay * index.scatter(prob_NG)
+            target_BTG = trace_targets(*rewards, value_BTG, taken_BTG, trace_BTG, self.gamma_G, batch.mask)
+            return batch.counted.take(target_BTG)
         value_NG = heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
-        value_BTG = self._scaled_rewards(value_NG, mask)
+        value_BTG = self._scaled_rewards(value_NG, index)
         if settings.trace == "peng":
             trace_BTG = torch.full_like(value_BTG, settings.trace_decay)
-            target_BTG = trace_targets(*rewards, value_BTG, value_BTG, trace_BTG, self.gamma_G, mask)
+            target_BTG = trace_targets(*rewards, value_BTG, value_BTG, trace_BTG, self.gamma_G, batch.mask)
         else:
-            target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, mask, n=settings.n_step)
-        return target_BTG[batch.loss_mask]
+            target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, batch.mask, n=settings.n_step)
+        return batch.counted.take(target_BTG)
 
     def _choices(self, legal: Tensor | None) -> Tensor | int:
         """Count the actions that are possible (N, 1): the inverse of their probability in uniform play."""
@@ -298,10 +298,10 @@ class Agent(nn.Module):
         some = legal.sum(-1)
         return torch.where(some > 0, some, count)
 
-    def _scaled_rewards(self, value_NG: Tensor, mask_BT: Tensor) -> Tensor:
-        """Convert critic values at the steps of the mask to units of scaled rewards, in the batch's shape (B, T, G)."""
+    def _scaled_rewards(self, value_NG: Tensor, index: StepIndex) -> Tensor:
+        """Convert critic values at these steps to units of scaled rewards, in the batch's shape (B, T, G)."""
         critics, popart = self._critics()
-        return scattered(popart.denormalize(value_NG) if critics.normalized else value_NG, mask_BT)
+        return index.scatter(popart.denormalize(value_NG) if critics.normalized else value_NG)
 
     @torch.no_grad()
     def _advantages(self, data_CNG: Tensor, policy_CNG: Tensor) -> Tensor:
@@ -326,9 +326,9 @@ class Agent(nn.Module):
         return ((table_NGA - mean_NG1).square() * weight).sum(-1)
 
     @torch.no_grad()
-    def _cloning_weights(self, mask_BT: Tensor, advantage_NG: Tensor) -> Tensor:
+    def _cloning_weights(self, index: StepIndex, advantage_NG: Tensor) -> Tensor:
         """Compute f(advantage) at the steps that count (N, G); the filter receives the batch's shape, with the mask."""
-        return self.filter(scattered(advantage_NG, mask_BT), mask_BT[..., None])[mask_BT]
+        return index.take(self.filter(index.scatter(advantage_NG), index.mask_BT[..., None]))
 
     @torch.no_grad()
     def _update_statistics(self, batches: Sequence[TensorBatch]) -> None:
@@ -360,15 +360,15 @@ class Agent(nn.Module):
         drawn_MNG = draw(noise[..., actions:].permute(2, 0, 1), self.settings.critic.subset)
         return noise[..., :actions].unflatten(-1, (samples, self.heads.noise_size)), drawn_MNG
 
-    def _policy_rows(self, h_ND: Tensor, batch: TensorBatch, rows: slice, mask_BT: Tensor) -> Tensor:
-        """Return the policy head's inputs at the steps of the mask, whose states are `h_ND`."""
+    def _policy_rows(self, h_ND: Tensor, batch: TensorBatch, take: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the policy head's inputs at the rows that `take` selects, whose states are `h_ND`."""
         columns = self.settings.actor.columns
-        return self.policy_input(h_ND, {name: batch.observation[name][:, rows][mask_BT] for name in columns})
+        return self.policy_input(h_ND, {name: take(batch.observation[name]) for name in columns})
 
-    def _legal_rows(self, batch: TensorBatch, rows: slice, mask_BT: Tensor) -> Tensor | None:
-        """Return action masks at the steps of the mask (N, 1, choices)."""
+    def _legal_rows(self, batch: TensorBatch, take: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Return action masks at the rows that `take` selects (N, 1, choices)."""
         legal = self.legal(dict(batch.observation))
-        return None if legal is None else legal[:, rows][mask_BT][:, None]
+        return None if legal is None else take(legal)[:, None]
 
     @torch.no_grad()
     def _td_errors(self, batch: TensorBatch, critics: CriticOutput, target_NG: Tensor) -> Tensor:
@@ -376,7 +376,7 @@ class Agent(nn.Module):
         window without steps that count."""
         value_CN = self.reward_units(critics.data.q_CNG)[..., -1]
         error_N = (value_CN - target_NG[:, -1] / self.settings.reward_scale).abs().mean(0)
-        error_BT = scattered(error_N, batch.loss_mask)
+        error_BT = batch.counted.scatter(error_N)
         return error_BT.sum(1) / batch.loss_mask.sum(1)
 
     def reward_units(self, value: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from pipelines.lake.spaces import Spaces
 from pipelines.learning.batch import TensorBatch
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
-from pipelines.nets.norms import RunningNorm
+from pipelines.nets.norms import RunningNorm, is_finite
 from pipelines.nets.timestep import routes
 
 
@@ -104,9 +104,8 @@ class NextStep(nn.Module):
     @torch.no_grad()
     def update_statistics(self, batches: Sequence[TensorBatch]) -> None:
         """Add the targets of an update's micro-batches to the running moments."""
-        rows = [self._targets(batch)[batch.loss_mask] for batch in batches]
-        finite = [row[row.isfinite().all(-1)] for row in rows]
-        self.norm.update(torch.cat(finite))
+        rows_NF = torch.cat([batch.counted.take(self._targets(batch)) for batch in batches])
+        self.norm.update(rows_NF, is_finite(rows_NF).all(-1))
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch, mask_BT: Tensor) -> Tensor:
         """Return the squared error, summed over features (B, T)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -35,13 +35,78 @@ class Windows(Protocol):
     def warm_up(self) -> np.ndarray | None: ...
 
 
+class _RowsAt(torch.autograd.Function):
+    """Rows at distinct places. Their gradient is a copy; that of `index_select` is a sum, and several times slower."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RF: Tensor, place_N: Tensor) -> Tensor:
+        ctx.save_for_backward(place_N)
+        ctx.rows = len(rows_RF)
+        return rows_RF.index_select(0, place_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad_NF,), (place_N,) = grads, ctx.saved_tensors
+        return grad_NF.new_zeros(ctx.rows, *grad_NF.shape[1:]).index_copy_(0, place_N, grad_NF), None
+
+
+@dataclass(frozen=True)
+class StepIndex:
+    """Some steps of windows, as a mask and as places that the host computed. Selecting by the mask would make the host
+    wait until a device has counted its true elements.
+
+    `step_N`: places among the B T steps; `row_N` and `next_row_N`: places of the rows before and after a step among the
+    B (T + 1) rows.
+    """
+
+    mask_BT: Tensor
+    step_N: Tensor
+    row_N: Tensor
+    next_row_N: Tensor
+
+    @classmethod
+    def of(cls, mask_BT: Tensor) -> StepIndex:
+        """Index the true steps of a mask. The host waits for a mask that is on a device."""
+        index_3N = _places(mask_BT.cpu().numpy())
+        return cls(mask_BT, *torch.from_numpy(index_3N).to(mask_BT.device).unbind())
+
+    def __len__(self) -> int:
+        return len(self.step_N)
+
+    def take(self, x_BT: Tensor) -> Tensor:
+        """Select values of steps: (B, T, ...) to (N, ...)."""
+        return x_BT.flatten(0, 1).index_select(0, self.step_N)
+
+    def take_before(self, x_BR: Tensor) -> Tensor:
+        """Select the rows that steps begin at: (B, T + 1, ...) to (N, ...)."""
+        select: Callable[..., Tensor] = _RowsAt.apply
+        return select(x_BR.flatten(0, 1), self.row_N)
+
+    def take_after(self, x_BR: Tensor) -> Tensor:
+        """Select the rows that steps end at: (B, T + 1, ...) to (N, ...)."""
+        return x_BR.flatten(0, 1).index_select(0, self.next_row_N)
+
+    def scatter(self, value_N: Tensor) -> Tensor:
+        """Put values (N, ...) at their steps (B, T, ...), zeros elsewhere; without gradient."""
+        out = value_N.new_zeros(self.mask_BT.numel(), *value_N.shape[1:])
+        return out.index_copy_(0, self.step_N, value_N).unflatten(0, self.mask_BT.shape)
+
+
+def _places(mask_BT: np.ndarray) -> np.ndarray:
+    """Return the places of a mask's true steps among steps, and among rows before and after them (3, N)."""
+    step_N = np.flatnonzero(mask_BT)
+    row_N = step_N + step_N // mask_BT.shape[1]  # each window has a row more than steps
+    return np.stack((step_N, row_N, row_N + 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorBatch:
     """Rows 0..T of windows: row t is the token at time `start + t`, row t + 1 the result of the step from t.
 
-    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `mask`:
-    valid (unpadded) steps; `loss_mask`: those of them that count in the losses. `importance` (B,): weights of the
-    windows' losses; None: all 1. `last_time` is the maximum time index of a valid row, known without a device sync.
+    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
+    unpadded steps; `counted`: those of them that count in the losses. `importance` (B,): weights of the losses of
+    windows; None: all 1. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row)
+    are known without a device sync.
     """
 
     observation: Mapping[str, Tensor]
@@ -49,11 +114,22 @@ class TensorBatch:
     reward: Tensor
     time: Tensor
     terminated: Tensor
-    mask: Tensor
-    loss_mask: Tensor
+    valid: StepIndex
+    counted: StepIndex
     valid_rows: Tensor
+    lengths: tuple[int, ...]
     last_time: int
     importance: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """Valid (unpadded) steps (B, T)."""
+        return self.valid.mask_BT
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """Steps that count in the losses (B, T)."""
+        return self.counted.mask_BT
 
     @classmethod
     def from_numpy(
@@ -72,24 +148,32 @@ class TensorBatch:
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
         columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
-        index = torch.arange(rows, device="cpu")
-        valid = index < torch.from_numpy(lengths)[:, None]
-        start = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None]
-        counted = valid[:, 1:]
+        index, start = np.arange(rows), np.asarray(windows.start, dtype=np.int64)[:, None]
+        valid = index < lengths[:, None]
+        real = counted = valid[:, 1:]
         if windows.warm_up is not None:
-            counted = counted & (index[:-1] >= torch.from_numpy(np.asarray(windows.warm_up, dtype=np.int64))[:, None])
+            counted = counted & (index[:-1] >= np.asarray(windows.warm_up)[:, None])
         if loss_mask:
-            shown = torch.from_numpy(np.ascontiguousarray(windows.columns[loss_mask][:, : rows - 1]))
-            counted = counted & (shown.reshape(counted.shape) != 0)
+            counted = counted & (windows.columns[loss_mask][:, : rows - 1].reshape(counted.shape) != 0)
+        # One copy of all numbers, and one of all masks: each costs a device as much as a kernel.
+        whole = [start + index, _places(real)]
+        masks = [valid]
+        if counted is not real:
+            whole.append(_places(counted))
+            masks.append(counted)
+        time, *places = _moved(whole, device)
+        valid_rows, *others = _moved(masks, device)
+        steps = StepIndex(valid_rows[:, 1:], *places[0].unbind())
         return cls(
             observation={name: columns[name] for name in spaces.observation},
             action=columns[ACTION],
             reward=columns[REWARD].float(),
-            time=(start + index).to(device),
+            time=time,
             terminated=columns[TERMINATED][:, 1:].bool(),
-            mask=valid[:, 1:].to(device),
-            loss_mask=counted.to(device),
-            valid_rows=valid.to(device),
+            valid=steps,
+            counted=StepIndex(others[0], *places[1].unbind()) if others else steps,
+            valid_rows=valid_rows,
+            lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
         )
@@ -102,10 +186,15 @@ class TensorBatch:
             name: value.tensor_split(parts) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
+        valid, counted = self.mask.tensor_split(parts), self.loss_mask.tensor_split(parts)
+        windows = np.array_split(np.array(self.lengths), parts)
         return [
             replace(
                 self,
                 observation={name: value[i] for name, value in observation.items()},
+                valid=StepIndex.of(valid[i]),
+                counted=StepIndex.of(counted[i]),
+                lengths=tuple(windows[i].tolist()),
                 **{name: value[i] for name, value in chunks.items()},
             )
             for i in range(parts)
@@ -116,7 +205,7 @@ def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBa
     """Compute the states of all rows (B, T + 1, D). `packed`: windows share rows of the network; same states."""
     sequence.require_time(batch.last_time)
     observation = timestep.augment(batch.observation) if timestep.training else batch.observation
-    packing = Packing.of(batch.valid_rows) if packed else None
+    packing = Packing.of(batch.lengths, batch.time) if packed else None
     if packing is None:
         return sequence(timestep(observation, batch.action, batch.reward, batch.time), batch.time)
     columns = {name: packing.pack(column) for name, column in observation.items()}
@@ -153,16 +242,16 @@ def require_loss_mask(column: str, spaces: Spaces) -> None:
         )
 
 
-def scattered(value_N: Tensor, mask_BT: Tensor) -> Tensor:
-    """Scatter values (N, ...) to the N true places of a mask: (B, T, ...), zeros elsewhere."""
-    out = value_N.new_zeros(*mask_BT.shape, *value_N.shape[1:])
-    out[mask_BT] = value_N
-    return out
-
-
 def _columns(spaces: Spaces) -> tuple[str, ...]:
     return (*spaces.observation, ACTION, REWARD, TERMINATED)
 
 
 def _tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+
+def _moved(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
+    """Move arrays of one type to `device` in a single copy."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device, non_blocking=True)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -37,7 +37,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
     """
     if agent.target_heads is None:
         raise UsageError(f"a {agent.settings.kind} agent has no values")
-    batch = replace(batch, loss_mask=batch.mask)
+    batch = replace(batch, counted=batch.valid)
     training = agent.training
     agent.eval()
     try:
@@ -46,9 +46,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
         agent.train(training)
     out = {}
     for name, value_NG in figures.items():
-        value_BTG = value_NG.new_full((*batch.mask.shape, value_NG.shape[-1]), torch.nan, dtype=torch.float32)
-        value_BTG[batch.mask] = value_NG.float()
-        out[name] = value_BTG.cpu().numpy()
+        out[name] = batch.valid.scatter(value_NG.float()).masked_fill(~batch.mask[..., None], torch.nan).cpu().numpy()
     return {**out, "mask": batch.mask.cpu().numpy()}
 
 

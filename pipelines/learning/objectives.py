@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from pipelines.config.model import FILTERS, AgentSettings, FilterSettings
 from pipelines.errors import UsageError
 from pipelines.learning.agent_types import AgentType
+from pipelines.learning.batch import StepIndex
 from pipelines.nets.distributions import Policy
 from pipelines.nets.readout import TwoHot
 from pipelines.nets.scan import recur_back
@@ -35,7 +36,7 @@ class ValidSteps:
     """Valid steps of a batch that count in the losses: states and policies with gradient, dataset actions, and action
     masks (N, 1, choices)."""
 
-    mask: Tensor
+    index: StepIndex
     h_ND: Tensor
     action: Tensor
     params_NGP: Tensor

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
+from pipelines.nets.kept import Kept
+from pipelines.nets.norms import is_finite
 
 
 class PopArt(nn.Module):
@@ -30,13 +32,20 @@ class PopArt(nn.Module):
         self.mu_G: Tensor
         self.variance_G: Tensor
         self.updates: Tensor
+        self._scales = Kept[tuple[Tensor, Tensor]]()
 
     @property
     def sigma_G(self) -> Tensor:
         """Scale (G,), within the settings' bounds; ones if normalisation is disabled."""
+        return self._scales.get((self.variance_G, self.updates), self._compute_scales)[0]
+
+    @torch.no_grad()
+    def _compute_scales(self) -> tuple[Tensor, Tensor]:
+        """Compute the scale, and the same before the first update: 0, as it is unknown. An update reads them often."""
         if not self.settings.enabled:
-            return torch.ones_like(self.variance_G)
-        return self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
+            return torch.ones_like(self.variance_G), torch.ones_like(self.variance_G)
+        sigma_G = self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
+        return sigma_G, sigma_G * (self.updates > 0)
 
     def normalize(self, value: Tensor) -> Tensor:
         """Normalise (..., G) in units of scaled rewards."""
@@ -46,7 +55,8 @@ class PopArt(nn.Module):
         """Denormalise (..., G) to units of scaled rewards."""
         if not self.settings.enabled:
             return value
-        return torch.where(self.updates > 0, value * self.sigma_G + self.mu_G, 0.0)
+        known_G = self._scales.get((self.variance_G, self.updates), self._compute_scales)[1]
+        return torch.addcmul(self.mu_G, value, known_G)  # the mean is 0 before the first update
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +72,7 @@ class PopArt(nn.Module):
             mean, variance = mean64.to(mu.dtype), (square64 - mean64.square()).clamp_min(0).to(mu.dtype)
         else:
             variance, mean = torch.var_mean(targets_NG, 0, correction=0)
-        usable = mean.isfinite() & variance.isfinite()
+        usable = is_finite(mean + variance)
         first = self.updates == 0
         self.updates += usable.all()
         beta = self.settings.beta
@@ -109,27 +119,25 @@ class AdvantageScale(nn.Module):
     def update(self, square_NG: Tensor, reward_N: Tensor) -> None:
         """Add squared advantages and rewards of an update's steps, those of all ranks. An update with a number that is
         not finite changes nothing."""
-        square_G, steps = _mean_of_all_ranks(square_NG)
-        reward_1, rewards = _mean_of_all_ranks(reward_N[reward_N != 0].square()[:, None])
-        if steps and bool(square_G.isfinite().all()) and (not rewards or bool(reward_1.isfinite().all())):
-            self._average(self.square_G, self.updates, square_G)
-            if rewards:
-                self._average(self.reward_square, self.reward_updates, reward_1[0])
+        own = (
+            square_NG.sum(0, dtype=torch.float64),
+            reward_N.square().sum(0, keepdim=True, dtype=torch.float64),
+            (reward_N != 0).sum(0, keepdim=True),
+            reward_N.new_full((1,), len(square_NG)),
+        )
+        sums = ranks.total(torch.cat(own))
+        reward_square, rewards, steps = sums[-3:].unbind()
+        is_usable = is_finite(sums).all() & (steps > 0)
+        self._average(self.square_G, self.updates, sums[:-3] / steps, is_usable)
+        self._average(self.reward_square, self.reward_updates, reward_square / rewards, is_usable & (rewards > 0))
 
-    def _average(self, average: Tensor, updates: Tensor, mean: Tensor) -> None:
-        updates += 1
-        average.lerp_(mean.to(average.dtype), max(1 / int(updates), self.rate))
+    def _average(self, average: Tensor, updates: Tensor, mean: Tensor, is_usable: Tensor) -> None:
+        updates += is_usable
+        step = updates.clamp_min(1).reciprocal().clamp_min(self.rate)
+        average.lerp_(torch.where(is_usable, mean.to(average.dtype), average), step)
 
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
         scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
         scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
-
-
-def _mean_of_all_ranks(rows_NF: Tensor) -> tuple[Tensor, int]:
-    """Return the mean (F,) over the rows of all ranks, and their number."""
-    if ranks.size() > 1:
-        mean, _, count = ranks.moments(rows_NF)
-        return mean, count
-    return rows_NF.mean(0), len(rows_NF)

@@ -45,6 +45,7 @@ class AttentionWindow:
 
 _Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
+_MOST_HEAD = 256  # head size that flash-attn and torch's varlen kernel support
 KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
 
 
@@ -215,9 +216,15 @@ BACKENDS: dict[str, _Backend] = {
 
 
 def obstacle(
-    name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, packed: bool = False
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    window: AttentionWindow,
+    *,
+    packed: bool = False,
+    head: int = 64,
 ) -> str | None:
-    """Return why backend `name` cannot be used for this, or None if it can."""
+    """Return why backend `name` cannot be used for this, with heads of size `head`, or None if it can."""
     half = dtype in HALF
     if name in ("flash", "varlen", "flex") and device.type != "cuda":
         return "needs CUDA to be fast" if name == "flex" else "needs CUDA"
@@ -227,6 +234,10 @@ def obstacle(
         return "needs bf16"
     if name in ("flash", "varlen") and window.sink:
         return "does not support sinks"
+    if name in ("flash", "varlen") and head > _MOST_HEAD:
+        return f"supports heads of at most {_MOST_HEAD}"
+    if name == "flash" and window.logit_clip is not None and window.dropout:
+        return "does not support dropout with a logit clip"
     if name in ("sdpa", "banded", "varlen") and window.logit_clip is not None:
         return "does not support a logit clip"
     if name in ("flex", "varlen") and window.dropout:
@@ -283,10 +294,11 @@ def _has_varlen() -> bool:
 
 
 def choose(
-    name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, length: int, packed: bool = False
-) -> str:
+    name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, length: int,
+    packed: bool = False, head: int = 64,
+) -> str:  # fmt: skip
     """Choose a backend: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
-    if name != "auto" and obstacle(name, device, dtype, window, packed=packed) is None:
+    if name != "auto" and obstacle(name, device, dtype, window, packed=packed, head=head) is None:
         return name
     wishes = ["flash", "varlen"]
     if window.size is not None and window.size * 4 <= length:
@@ -294,7 +306,7 @@ def choose(
     if window.logit_clip is not None:
         wishes += ["flex"]
     wishes += ["sdpa", "dense"]
-    return next(wish for wish in wishes if obstacle(wish, device, dtype, window, packed=packed) is None)
+    return next(wish for wish in wishes if obstacle(wish, device, dtype, window, packed=packed, head=head) is None)
 
 
 def attend(
@@ -321,7 +333,8 @@ def attend(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: AttentionWindow, packing: Packing | None, backend: str) -> Tensor:
-    name = choose(backend, q.device, q.dtype, window, length=q.shape[2], packed=packing is not None)
+    packed, (length, head) = packing is not None, q.shape[2:]
+    name = choose(backend, q.device, q.dtype, window, length=length, packed=packed, head=head)
     return BACKENDS[name](q, k, v, window, packing)
 
 

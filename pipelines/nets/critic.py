@@ -18,8 +18,19 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
+from pipelines.nets.kept import Kept
 from pipelines.nets.norms import symlog
-from pipelines.nets.passes import SLOPE, activations, add_product, add_products, attach, backward, chunks, precision
+from pipelines.nets.passes import (
+    SLOPE,
+    activations,
+    add_product,
+    add_products,
+    attach,
+    backward,
+    chunks,
+    may_wait,
+    precision,
+)
 from pipelines.nets.readout import Readout, Scalar, TwoHot
 
 # Of a chunk's rows and their table of values (C, n, G, A): loss, and its gradient with respect to the table.
@@ -61,13 +72,22 @@ class Ensemble(nn.Module):
         shape = (members, widths[-1], num_discounts * num_outputs)
         self.last_weight = nn.Parameter(init.members_(torch.empty(shape), init.VALUE_GAIN))
         self.last_bias = nn.Parameter(torch.zeros(members, 1, num_discounts * num_outputs))
+        self._casts = Kept[_Layers]()
+
+    def layers(self, dtype: torch.dtype) -> _Layers:
+        """Name all parameters, in a precision; casts are made once an update, which uses them several times."""
+        tensors = self.tensors()
+        if dtype == self.last_weight.dtype:
+            return _Layers.of(tensors, dtype)
+        return self._casts.get(tensors, lambda: _Layers.of(tensors, dtype))
 
     @torch.no_grad()
     def rescale(self, scale_G: Tensor, shift_G: Tensor) -> None:
         """Change the last layer so that each output x of discount g becomes scale_g x + shift_g."""
         scale_G1, shift_G1, parts = scale_G[:, None], shift_G[:, None], (len(scale_G), self.num_outputs)
         self.last_weight.unflatten(-1, parts).mul_(scale_G1)
-        self.last_bias.unflatten(-1, parts).mul_(scale_G1).add_(shift_G1)
+        bias = self.last_bias.unflatten(-1, parts)
+        torch.addcmul(shift_G1, bias, scale_G1, out=bias)
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters, in the order of `_Layers`' fields."""
@@ -80,7 +100,7 @@ class ActionValues(Ensemble):
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
         """Return values (C, N, G, A), without gradient."""
-        layers, shape = _Layers.of(self.tensors(), precision(h_ND.device)), (self.members, len(h_ND))
+        layers, shape = self.layers(precision(h_ND.device)), (self.members, len(h_ND))
         out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             for rows in chunks(len(h_ND), self.members, h_ND.device):
@@ -96,7 +116,7 @@ class ActionValues(Ensemble):
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
         dtype, tensors = precision(h_ND.device), self.tensors()
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
-        layers, grad = _Layers.of(tensors, dtype), _Layers.of(grads, torch.float32)
+        layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
         total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
@@ -158,26 +178,29 @@ class ActionInput(Ensemble):
         dtype = precision(h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
-            return torch.bmm(h_CND, self.weights[0][:, : self.parts[0]].to(dtype))
+            return torch.bmm(h_CND, self.layers(dtype).weights[0][:, : self.parts[0]])
 
     @torch.no_grad()
     def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
         """Return values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
         broadcasts to that shape."""
         members, (count, discounts, samples, _) = self.members, action_NGKF.shape
-        layers = _Layers.of(self.tensors(), state_CNW.dtype)
+        layers = self.layers(state_CNW.dtype)
         out = torch.zeros((members, discounts * samples, count), device=state_CNW.device)
         if needed is not None:
             needed = needed.expand(members, count, discounts, samples).permute(0, 2, 3, 1).flatten(1, 2)
+        some = needed if may_wait(out.numel(), out.device) else None
         with torch.autocast(state_CNW.device.type, enabled=False):
             for rows in chunks(count, members * discounts * samples, state_CNW.device):
-                picked = None if needed is None else _Picked.of(needed[..., rows].flatten(1))
+                picked = None if some is None else _Picked.of(some[..., rows].flatten(1))
                 _, value = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), picked)
                 if picked is not None:
                     value = value.new_zeros(members, discounts * samples * len(action_NGKF[rows])).index_put_(
                         (picked.critic_M, picked.row_M), value[picked.critic_M, picked.place_M]
                     )
                 out[..., rows] = value.view(members, discounts * samples, -1)
+        if needed is not None and some is None:
+            out = torch.where(needed, out, 0.0)
         return out.view(members, discounts, samples, count).permute(0, 3, 1, 2)
 
     def min_q(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +215,7 @@ class ActionInput(Ensemble):
         self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor, learn: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         members, (count, discounts, samples, features) = self.members, action_NGKF.shape
-        layers = _Layers.of(self.tensors(), state_CNW.dtype)
+        layers = self.layers(state_CNW.dtype)
         out_CGN = torch.empty((members, discounts, count), device=state_CNW.device)
         least_GN = out_CGN.new_empty((discounts, count))
         slope = torch.zeros_like(action_NGKF, dtype=torch.float32) if learn else None
@@ -208,14 +231,21 @@ class ActionInput(Ensemble):
                     continue
                 critic_Gn = drawn_MGn.gather(0, place_Gn[None])[0]
                 critic_R = critic_Gn[:, None].expand(-1, samples, -1).flatten()
-                picked = _Picked.of(critic_R == torch.arange(members, device=critic_R.device)[:, None])
-                outputs = [picked.rows_of(output) for output in acts]
-                discount_CP = self._discounts(critic_R.numel(), critic_R.device)[picked.row_CP]
+                wanted_CR = critic_R == torch.arange(members, device=critic_R.device)[:, None]
+                picked = _Picked.of(wanted_CR) if may_wait(out_CGN.numel() * samples, critic_R.device) else None
+                outputs = acts if picked is None else [picked.rows_of(output) for output in acts]
+                discount_R = self._discounts(critic_R.numel(), critic_R.device)
+                discount_CP = discount_R.expand(members, -1) if picked is None else discount_R[picked.row_CP]
                 slope_CPW = self.readout.slopes(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
+                if picked is None:
+                    slope_CPW = slope_CPW * wanted_CR[..., None]
                 slope_CPW = backward(slope_CPW, outputs, layers.weights[1:])
                 slope_CPF = torch.bmm(slope_CPW, layers.weights[0][:, self.parts[0] : -1].mT)
-                slope_RF = slope.new_empty((critic_R.numel(), features))
-                slope_RF[picked.row_M] = slope_CPF[picked.critic_M, picked.place_M].float() / samples
+                if picked is None:
+                    slope_RF = slope_CPF.sum(0, dtype=slope.dtype) / samples
+                else:
+                    slope_RF = slope.new_empty((critic_R.numel(), features))
+                    slope_RF[picked.row_M] = slope_CPF[picked.critic_M, picked.place_M].float() / samples
                 slope[rows] = slope_RF.view(discounts, samples, -1, features).permute(2, 0, 1, 3)
         return least_GN.t(), out_CGN.transpose(1, 2), slope
 
@@ -238,7 +268,7 @@ class ActionInput(Ensemble):
             self.tensors(),
         )
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
-        layers, grad = _Layers.of(tensors, dtype), _Layers.of(grads, torch.float32)
+        layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
         total = out_CGN.new_zeros(())
         by_state, by_action = layers.weights[0][:, : self.parts[0]], layers.weights[0][:, self.parts[0] : -1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pipelines.config.encoders import Activation
 from pipelines.nets import init, ranks
 from pipelines.nets.activation import activation as make_activation
+from pipelines.nets.kept import Kept
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -32,33 +33,70 @@ class SigmaLinear(nn.Module):
         self.register_buffer("right", torch.zeros(inputs))
         self.left: Tensor
         self.right: Tensor
+        self._sigma = Kept[Tensor]()
         if init.is_outline():
             return
         self.left = F.normalize(self.left, dim=0)
         for _ in range(8):
             _iterate([self])
 
-    def scale(self) -> Tensor:
-        """Return gain / sigma, 0-d, differentiable in weight and gain, in their precision even under autocast."""
+    @torch.no_grad()
+    def sigma(self) -> Tensor:
+        """Return the estimate of the spectral norm (0-d), in the weight's precision even under autocast."""
+        if not torch.compiler.is_compiling():  # versions of tensors would be constants of the program
+            kept = self._sigma.find((self.weight, self.left, self.right))
+            if kept is not None:
+                return kept
         with torch.autocast(self.weight.device.type, enabled=False):
-            return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
+            return torch.dot(self.left, torch.mv(self.weight, self.right))
+
+    def keep_sigma(self, norm: Tensor) -> None:
+        """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that
+        `left` was divided by."""
+        self._sigma.set((self.weight, self.left, self.right), norm)
+
+    def scale(self) -> Tensor:
+        """Return gain / sigma (0-d), without gradient."""
+        return self.gain.detach() / self.sigma()
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            scaled: Callable[..., Tensor] = _Scaled.apply
+            return F.linear(x, scaled(self.weight, self.gain, self.left, self.right, self.sigma()), self.bias)
         if x.numel() < self.weight.numel():  # fewer rows than outputs: scaling the product is cheaper
             return torch.addcmul(self.bias, F.linear(x, self.weight), self.scale())
         return F.linear(x, self.weight * self.scale(), self.bias)
+
+
+class _Scaled(torch.autograd.Function):
+    """weight gain / sigma, sigma = <left, weight right>. By hand, the gradient takes two passes over a matrix; as torch
+    composes it, it takes five."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gain: Tensor, left: Tensor, right: Tensor, sigma: Tensor) -> Tensor:
+        scale = gain / sigma
+        ctx.save_for_backward(weight, left, right, sigma, scale)
+        return weight * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        weight, left, right, sigma, scale = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_gain = torch.dot(grad.flatten(), weight.flatten()) / sigma
+        return (grad * scale).addr_(left * (-scale * grad_gain), right), grad_gain, None, None, None
 
 
 def iterate(network: nn.Module) -> None:
     """Take one power iteration in every `SigmaLinear` of `network`."""
     layers = [module for module in network.modules() if isinstance(module, SigmaLinear)]
     if layers:
-        _iterate(layers)
+        for layer, norm in zip(layers, _iterate(layers), strict=True):
+            layer.keep_sigma(norm)
 
 
 @torch.no_grad()
-def _iterate(layers: Sequence[SigmaLinear]) -> None:
-    """Take one power iteration on the singular vectors of all layers, whose norms are computed together. Of a sharded
+def _iterate(layers: Sequence[SigmaLinear]) -> list[Tensor]:
+    """Take one power iteration on the singular vectors of all layers, and return their spectral norms. Of a sharded
     weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
     is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
     parts: list[tuple[Tensor, slice]] = [
@@ -76,7 +114,7 @@ def _iterate(layers: Sequence[SigmaLinear]) -> None:
                 own = products[place]
                 products[place] = torch.zeros_like(layer.left)
                 products[place][rows] = own
-        _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
+        return _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
 
 
 def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[Tensor]:
@@ -86,11 +124,12 @@ def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[
     return [next(totals) if sharded else product for product, sharded in zip(products, is_sharded, strict=True)]
 
 
-def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> None:
-    """Set unit vectors to the directions of `products`, which are overwritten."""
-    norms = [norm.clamp_min(1e-12) for norm in torch._foreach_norm(products)]
+def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
+    """Set unit vectors to the directions of `products`, which are overwritten, and return their norms."""
+    norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
     torch._foreach_div_(products, norms)
     torch._foreach_copy_(vectors, products)
+    return norms
 
 
 def folded(network: _Module) -> _Module:

@@ -24,17 +24,18 @@ _FASTEST, _SLOWEST = 1e-3, 1e-1  # initial time steps, as in Mamba
 
 @constant
 def has_kernels() -> bool:
-    """Return whether mamba-ssm is installed, whose fused scan runs on CUDA."""
+    """Return whether mamba-ssm is installed with its kernels, whose fused scan runs on CUDA."""
     return _has_kernels()
 
 
 @functools.cache
 def _has_kernels() -> bool:
     try:
-        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # noqa: F401
-    except ImportError:  # not installed, built without CUDA, or for another torch
+        from mamba_ssm.ops import selective_scan_interface
+    except ImportError:  # not installed, or built for another torch
         return False
-    return True
+    # Without its extension, 2.3 can be imported, and fails at the first call.
+    return getattr(selective_scan_interface, "selective_scan_cuda", None) is not None
 
 
 class _MambaBlock(nn.Module):

@@ -13,6 +13,11 @@ def symlog(x: Tensor) -> Tensor:
     return x.sign() * x.abs().log1p()
 
 
+def is_finite(x: Tensor) -> Tensor:
+    """Return `x.isfinite()`, which torch composes of four operators, by two."""
+    return x.abs() < torch.inf
+
+
 def symexp(x: Tensor) -> Tensor:
     """Compute the inverse of symlog."""
     return x.sign() * x.abs().expm1()
@@ -42,18 +47,15 @@ class RunningNorm(nn.Module):
         self.updates: Tensor
 
     @torch.no_grad()
-    def update(self, x_NF: Tensor) -> None:
-        """Add rows of valid (unpadded) features to the moments, those of all ranks; without rows nothing changes."""
-        if ranks.size() > 1:
-            mean, square, count = ranks.moments(x_NF)
-        else:
-            mean, square, count = x_NF.mean(0), x_NF.square().mean(0), len(x_NF)
-        if not count:
-            return
-        self.updates += 1
-        step = self.rate / (1 - (1 - self.rate) ** int(self.updates))
-        self.mean.lerp_(mean.to(self.mean.dtype), step)
-        self.square.lerp_(square.to(self.square.dtype), step)
+    def update(self, x_NF: Tensor, valid_N: Tensor | None = None) -> None:
+        """Add rows of features to the moments, those of all ranks, or the `valid_N` (bool) of them; without any nothing
+        changes. Rows are weighted, not selected, so that no host waits for their number."""
+        mean, square, count = ranks.moments(x_NF, valid_N)
+        some = count > 0
+        self.updates += some
+        step = (self.rate / (1 - (1 - self.rate) ** self.updates.clamp_min(1).double())).to(self.mean.dtype)
+        for average, new in ((self.mean, mean), (self.square, square)):
+            average.lerp_(torch.where(some, new.to(average.dtype), average), step)
 
     def forward(self, x: Tensor) -> Tensor:
         sigma = (self.square - self.mean.square()).clamp_min(self.least_sigma**2).sqrt()

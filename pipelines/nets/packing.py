@@ -44,21 +44,24 @@ class Packing:
         follow = [lengths[window] for windows in rows for window in windows]  # in the order of documents
         ends = torch.tensor([0, *follow], device="cpu").cumsum(0)
         self._document, self._age = document, age
-        self.document_RW, self.age_RW = document.to(device), age.to(device)
-        self.real_RW = (document >= 0).to(device)
-        self.begins_RW = ((age == 0) | (document < 0)).to(device)
-        self.tokens_N = (document >= 0).flatten().nonzero()[:, 0].to(device)
-        self.cumulative = ends.to(device, torch.int32)
-        self._place = place.flatten().to(device)
-        self._kept: dict[Hashable, Any] = {}
+        tokens = (document >= 0).flatten().nonzero()[:, 0]
         source = document.clamp_min(0) * time + age
-        self._source = source.flatten().to(device)
+        whole = [document, age, tokens, ends, place.flatten(), source.flatten()]
+        flat = torch.cat([each.flatten() for each in whole]).to(device)  # one copy: each costs as much as a kernel
+        parts = flat.split([each.numel() for each in whole])
+        self.document_RW, self.age_RW = (part.view(document.shape) for part in parts[:2])
+        self.real_RW = self.document_RW >= 0
+        self.begins_RW = (self.age_RW == 0) | (self.document_RW < 0)
+        self.tokens_N, self.cumulative = parts[2], parts[3].int()
+        self._place, self._source = parts[4:]
+        self._kept: dict[Hashable, Any] = {}
 
     @classmethod
-    def of(cls, real_BT: Tensor) -> Packing | None:
-        """Pack windows with these valid tokens (bool, padding on the right); None unless it saves rows."""
-        packing = cls(real_BT.sum(1).tolist(), time=real_BT.shape[1], device=real_BT.device)
-        return packing if len(packing.document_RW) < len(real_BT) else None
+    def of(cls, lengths: Sequence[int], like_BT: Tensor) -> Packing | None:
+        """Pack windows of `lengths` tokens, padded to the shape of `like_BT`, on its device; None unless it saves
+        rows."""
+        packing = cls(lengths, time=like_BT.shape[1], device=like_BT.device)
+        return packing if len(packing.document_RW) < len(like_BT) else None
 
     def pack(self, x_BT: Tensor) -> Tensor:
         """Map (B, T, ...) to (R, W, ...); empty places hold an arbitrary token."""

@@ -72,6 +72,12 @@ def chunks(rows: int, copies: int, device: torch.device) -> Iterator[slice]:
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
+def may_wait(rows: int, device: torch.device) -> bool:
+    """Return whether a pass over so many rows of the critics should first find out which of them are needed. For their
+    number the host waits for a device, which in the meantime would have computed all rows of a small pass."""
+    return device.type != "cuda" or rows > _CUDA_ROWS
+
+
 def precision(device: torch.device) -> torch.dtype:
     """Return the dtype to compute products in: autocast's, where it is on."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
@@ -86,6 +92,8 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
+        if grad.dim() == 0:
+            return None, None, *torch._foreach_mul(list(ctx.saved_tensors), grad)
         return None, None, *(saved * grad[(...,) + (None,) * (saved.dim() - grad.dim())] for saved in ctx.saved_tensors)
 
 

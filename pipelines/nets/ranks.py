@@ -180,13 +180,18 @@ def maximum(number: float, device: torch.device) -> float:
     return float(found)
 
 
-def moments(x_NF: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return mean and mean square (F,) over the rows of all ranks, in float64, and the number of rows."""
+def moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and mean square (F,) over the rows of all ranks, or over the `valid_N` (bool) of them, and their
+    number, in float64. Without rows, means are NaN."""
     rows = x_NF.double()
-    sums = torch.stack((rows.sum(0), rows.square().sum(0), torch.full_like(rows[0:1].sum(0), len(rows))))
-    total(sums)
-    count = int(sums[2].flatten()[0])
-    return sums[0] / count, sums[1] / count, count
+    if valid_N is None:
+        count = rows.new_full((1,), len(rows))
+    else:
+        rows, count = torch.where(valid_N[:, None], rows, 0.0), valid_N.sum(dtype=torch.float64)[None]
+    features = rows.shape[1]
+    sums = total(torch.cat((rows.sum(0), rows.square().sum(0), count)))
+    mean, square, number = sums.split((features, features, 1))
+    return mean / number, square / number, number[0]
 
 
 def means(figures: Mapping[str, float], device: torch.device) -> dict[str, float]:

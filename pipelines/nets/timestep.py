@@ -23,7 +23,7 @@ from pipelines.nets.activation import activation
 from pipelines.nets.cnn import ImageEncoder, channels_first, require_image, shifted
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
-from pipelines.nets.norms import RunningNorm, symlog
+from pipelines.nets.norms import RunningNorm, is_finite, symlog
 
 
 class Tokens(Protocol):
@@ -124,11 +124,11 @@ class TimestepEncoder(nn.Module):
         with a non-finite number is left out: it would corrupt them permanently."""
         if self.norm is None:
             return
-        rows = []
-        for part in tokens:
-            flat = self.flat_inputs(part.observation, part.action, part.reward, part.time)
-            rows.append(flat[part.valid_rows & flat.isfinite().all(-1)])
-        self.norm.update(torch.cat(rows))
+        flat = [
+            self.flat_inputs(part.observation, part.action, part.reward, part.time).flatten(0, 1) for part in tokens
+        ]
+        rows_NF, real_N = torch.cat(flat), torch.cat([part.valid_rows.flatten() for part in tokens])
+        self.norm.update(rows_NF, real_N & is_finite(rows_NF).all(-1))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:

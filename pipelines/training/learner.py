@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,13 @@ class Learner:
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
         self.shards.take_gradients()
         norms = self._clip()
-        is_finite = bool(torch.isfinite(norms["grad_norm"]))  # waits for the device, once an update
+        is_finite = bool(norms["grad_norm"] < torch.inf)  # waits for the device, once an update
         if is_finite:
             self.optimizer.step()
             self.agent.update_targets()
             self._update_average()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         self.update += 1
         self.steps_seen += int(ranks.total_of(sum(int((batch.lengths - 1).sum()) for batch in batches), self.device))
         self._count_skipped(is_finite)
@@ -178,11 +180,11 @@ class Learner:
         norms = self.shards.norms(norms, [name for name, _ in named])
         total = torch.linalg.vector_norm(norms)
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, total, foreach=True)
-        place: dict[str, list[int]] = {}
-        for number, (name, _) in enumerate(named):
-            place.setdefault(_part(name), []).append(number)
-        parts = {f"grad_norm_{part}": torch.linalg.vector_norm(norms[which]) for part, which in place.items()}
-        return {"grad_norm": total, **parts}
+        runs = [
+            (part, len([*names])) for part, names in groupby(_part(name) for name, _ in named)
+        ]  # parts are contiguous
+        parts = zip(runs, norms.split([size for _, size in runs]), strict=True)
+        return {"grad_norm": total, **{f"grad_norm_{part}": torch.linalg.vector_norm(own) for (part, _), own in parts}}
 
     def _copied(self) -> list[torch.Tensor]:
         """Copies of the parameters; those of the heads follow PopArt, so that values of an average have true units."""
@@ -282,6 +284,7 @@ class Learner:
                 "context_length": self.settings.resolved_context_length,
                 "precision": self.settings.precision,
                 "seed": self.seed,
+                "device": self.device.type,
             },
             weights=state["weights"],
             average=state["average"],
@@ -311,6 +314,12 @@ class Learner:
             self.steps_seen = int(checkpoint.record["steps_seen"])
             self.skipped_updates = int(checkpoint.record["skipped_updates"])
             self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
+            before = checkpoint.record.get("device", self.device.type)
+            if before != self.device.type:  # whose generators draw other numbers from the same seeds
+                self.notices.append(
+                    f"resuming on another kind of device ({before} before, {self.device.type} now), "
+                    "whose random numbers differ"
+                )
             return dict(state.get("data", {}))
 
 

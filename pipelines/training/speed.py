@@ -78,7 +78,10 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
             dtype = torch.float32  # see attention.attend
         length, model = settings.resolved_context_length + 1, cast(TransformerSettings, sequence.settings)
         window = replace(window.within(length), dropout=model.dropout_attention)
-        facts["attention"] = choose(model.attention, device, dtype, window, length=length, packed=settings.packing)
+        facts["attention"] = choose(
+            model.attention, device, dtype, window, length=length, packed=settings.packing,
+            head=model.d_model // model.num_heads,
+        )  # fmt: skip
     return facts
 
 

@@ -7,6 +7,7 @@ gained: on unchanged lakes it repeats an uninterrupted run to the bit.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -291,11 +292,17 @@ def _add_gap_to_spread(figures: dict[str, float]) -> dict[str, float]:
 
 
 def _numbers(figures: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items()}
+    return dict(zip(figures, _on_host([value.float() for value in figures.values()]), strict=True))
 
 
 def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:
     """Mean of each figure over those of some updates that have it."""
     names = dict.fromkeys(name for metrics in recent for name in metrics)
-    found = {name: [metrics[name] for metrics in recent if name in metrics] for name in names}
-    return {name: float(torch.stack([v.float().cpu() for v in values]).mean()) for name, values in found.items()}
+    found = {name: [metrics[name].float() for metrics in recent if name in metrics] for name in names}
+    values = _on_host([value for values in found.values() for value in values])
+    return {name: statistics.fmean(next(values) for _ in each) for name, each in found.items()}
+
+
+def _on_host(values: Sequence[torch.Tensor]) -> Iterator[float]:
+    """Yield 0-d tensors as numbers; all are copied at once."""
+    yield from torch.stack([*values]).tolist() if values else ()

@@ -1,12 +1,13 @@
 """The oracles of an update. Small networks, random windows of unequal lengths."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
-from pipelines.learning.batch import TensorBatch
+from pipelines.learning.batch import StepIndex, TensorBatch
 from pipelines.learning.objectives import draw, reduce
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, padded, windows
 from tests.tiers import crossed
@@ -85,7 +86,8 @@ def _uncut(source, spaces):
     whole.lengths = source.lengths * 0 + source.columns["reward"].shape[1]
     data = TensorBatch.from_numpy(whole, spaces)
     real = torch.arange(data.time.shape[1]) < torch.from_numpy(source.lengths)[:, None]
-    return TensorBatch(**(vars(data) | {"mask": real[:, 1:], "loss_mask": real[:, 1:], "valid_rows": real}))
+    index = StepIndex.of(real[:, 1:])
+    return replace(data, valid=index, counted=index, valid_rows=real, lengths=tuple(source.lengths.tolist()))
 
 
 @pytest.mark.parametrize("constant", [0.0, 4.0, 255.0])

@@ -3,7 +3,7 @@ import torch
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.spaces import Spaces
-from pipelines.learning.batch import TensorBatch, require_choices
+from pipelines.learning.batch import StepIndex, TensorBatch, require_choices
 from tests.learning.factories import ACTIONS, OBSERVATION, windows
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
@@ -42,3 +42,19 @@ def test_split_gives_back_all_windows():
     assert torch.equal(torch.cat([part.observation["obs"] for part in parts]), tensors.observation["obs"])
     with pytest.raises(ValueError, match="6 windows into 7 parts"):
         tensors.split(7)
+
+
+def test_steps_are_selected_as_by_their_mask():
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    index = StepIndex.of(mask)
+    steps, rows = torch.randn(2, 3, 5), torch.randn(2, 4, 5, requires_grad=True)
+    assert torch.equal(index.take(steps), steps[mask])
+    assert torch.equal(index.take_before(rows), rows[:, :-1][mask])
+    assert torch.equal(index.take_after(rows), rows[:, 1:][mask])
+    scattered = index.scatter(steps[mask])
+    assert torch.equal(scattered[mask], steps[mask])
+    assert not scattered[~mask].any()
+    weight = torch.randn(3, 5)
+    (ours,) = torch.autograd.grad((index.take_before(rows) * weight).sum(), rows)
+    (theirs,) = torch.autograd.grad((rows[:, :-1][mask] * weight).sum(), rows)
+    assert torch.equal(ours, theirs)

@@ -9,7 +9,7 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
-from pipelines.learning.batch import TensorBatch, require_loss_mask
+from pipelines.learning.batch import StepIndex, TensorBatch, require_loss_mask
 from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, windows
 from tests.learning.test_agent import generator, gradients, in_parts
@@ -28,7 +28,7 @@ def made(**changes):
 
 
 def masked(data, counted):
-    return replace(data, loss_mask=data.mask & counted)
+    return replace(data, counted=StepIndex.of(data.mask & counted))
 
 
 def test_steps_that_warm_up_a_memory_do_not_count():

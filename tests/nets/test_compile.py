@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from pipelines.nets.attention import _rows, _tokens, lacks
 from pipelines.nets.mamba import has_kernels

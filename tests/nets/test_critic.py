@@ -1,11 +1,14 @@
 """Ensembles, pass by pass, against one member at a time. (Whole updates: tests/learning/test_literal.py.)"""
 
+import copy
+
 import pytest
 import torch
 from pydantic import ValidationError
 from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
+from pipelines.nets import critic as critics
 from pipelines.nets import passes
 from pipelines.nets.critic import ActionInput, ActionValues
 from pipelines.nets.norms import symexp, symlog
@@ -210,3 +213,34 @@ def test_rescale_changes_outputs_per_discount():
     torch.testing.assert_close(table(h), before[0] * scale[:, None] + shift[:, None], atol=1e-5, rtol=1e-5)
     after = value(value.states(h), action)[..., 0]
     torch.testing.assert_close(after, before[1][..., 0] * scale + shift, atol=1e-5, rtol=1e-5)
+
+
+@KINDS
+def test_computing_all_rows_equals_computing_those_that_are_needed(settings, monkeypatch):
+    """A device computes all rows of a small pass, where a CPU finds out first which of them are needed."""
+    torch.manual_seed(0)
+    critic = shaken(ActionInput(5, 2, GAMMAS, settings))
+    state = critic.states(torch.randn(6, 5))
+    action = torch.randn(6, 2, 4, 2, requires_grad=True)
+    drawn = torch.rand(3, 6, 2).argsort(0)[:2]
+    needed = torch.rand(3, 6, 2, 4) < 0.4
+    found = []
+    for waits in (True, False):
+        monkeypatch.setattr(critics, "may_wait", lambda rows, device, waits=waits: waits)
+        value, all_values = critic.min_q(state, action, drawn)
+        (slope,) = torch.autograd.grad(value.square().sum(), action)
+        found.append((value.detach(), all_values, slope, critic(state, action.detach(), needed)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_casts_follow_the_parameters():
+    critic = shaken(ActionValues(5, 2, 4, SETTINGS))
+    first = critic.layers(torch.bfloat16)
+    assert critic.layers(torch.bfloat16) is first
+    copied = copy.deepcopy(critic)
+    with torch.no_grad():
+        copied.last_weight.add_(1)
+        critic.last_weight.add_(2)
+    for changed in (critic, copied):
+        assert torch.equal(changed.layers(torch.bfloat16).last_weight, changed.last_weight.bfloat16())

@@ -147,7 +147,7 @@ def test_windows_that_share_rows_are_as_windows_with_rows_of_their_own(case):
     start = torch.tensor([0, 3, 0, 7, 11, 0])
     time = start[:, None] + torch.arange(9)
     real = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
-    packing = Packing.of(real)
+    packing = Packing.of(LENGTHS, x)
     assert packing.document_RW.shape == (3, 9)  # 24 tokens
     weigh = torch.randn(len(LENGTHS), 9, encoder.output_size, dtype=torch.float64)[real]
     grads, outs = [], []

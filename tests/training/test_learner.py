@@ -291,3 +291,16 @@ def test_masks_that_cannot_work_are_refused() -> None:
     with pytest.raises(UsageError) as refused:
         learner(burn_in=5)
     assert "burn_in 5 leaves no step of a window of 5" in refused.value.problems[0]
+
+
+def test_another_kind_of_device_is_reported(tmp_path: Path) -> None:
+    """Its generators draw other numbers from the same seeds."""
+    before, after = learner(), learner()
+    before.device = torch.device("cuda")
+    before.save(tmp_path, {"env": {}})
+    after.restore(checkpoints.load(tmp_path))
+    assert ["another kind of device" in text for text in after.notices] == [True]
+    after.save(tmp_path, {"env": {}})
+    again = learner()
+    again.restore(checkpoints.load(tmp_path))
+    assert again.notices == []
