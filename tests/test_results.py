@@ -62,3 +62,5 @@ def test_summary_counts_a_test_once_and_names_files_over_budget(tmp_path: Path) 
     lines, kept = summarize([core, extras])
     assert not kept
     assert lines[-1].startswith("OVER BUDGET: c.py took 121 CPU s (extras)")
+    night = extras.rename(tmp_path / "slow.tsv")
+    assert summarize([core, night])[1]
