@@ -88,11 +88,11 @@ def make_evaluation_env(
     return made
 
 
-def _candidate(env: EnvSettings, timeout_seconds: float) -> Env:
+def _candidate(env: EnvSettings, timeout_seconds: float, listener: Listener) -> Env:
     """Make a single actor of the environment, to inspect its spec and time its steps; a user-defined environment runs
     in a separate process that it may crash."""
     workers = int(is_users(env.name or ""))
-    return make_env(env, actors=1, seed=0, workers=workers, timeout_seconds=timeout_seconds)
+    return make_env(env, actors=1, seed=0, workers=workers, timeout_seconds=timeout_seconds, listener=listener)
 
 
 def with_actors(
@@ -102,6 +102,7 @@ def with_actors(
     *,
     collects: Sequence[int] = (),
     trial: Callable[[Env, float], Trial | None] = lambda env, longest: env.try_out(longest),
+    listener: Listener = silent,
 ) -> CollectSettings:
     """Replace "auto" by numbers in the steps and actors of `collect`; a resumed run reuses the numbers that it has
     `stored`. `collects`: the step targets of a chain's collects.
@@ -116,7 +117,7 @@ def with_actors(
         steps = STEPS
     if steps is None or actors is None:
         count = collect.collectors
-        with contextlib.closing(_candidate(env, collect.env_timeout_seconds)) as tried:
+        with contextlib.closing(_candidate(env, collect.env_timeout_seconds, listener)) as tried:
             steps = steps or max(STEPS, _LEAST_EPISODES * count * (tried.spec.horizon or 0))
             shares = [each // count for each in (*collects, steps)]
             actors = actors or _enough_actors(collect, tried, shares[:-1], shares[-1], trial)
@@ -193,7 +194,14 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     return actors if messages(actors) and seconds * actors > worth else few or FEW
 
 
-def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together: int | None = None) -> int:
+def workers(
+    env: EnvSettings,
+    collect: CollectSettings,
+    *,
+    actors: int,
+    together: int | None = None,
+    listener: Listener = silent,
+) -> int:
     """Choose the number of processes that step `actors` environments, for one of `together` processes (None: of the
     collectors) that share the cores: as configured, otherwise based on measured step time. Environments with a time
     limit get one process per core, because a step here could not be interrupted. UsageError if a limit cannot be
@@ -207,7 +215,7 @@ def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together
         return min(cores, actors)
     if (cores < 2 or actors < 2) and not is_users(env.name or ""):
         return 0
-    with contextlib.closing(_candidate(env, limit)) as tried:
+    with contextlib.closing(_candidate(env, limit, listener)) as tried:
         seen = tried.try_out()
     if seen and seen.death:  # reported by the workers
         return min(cores, actors)

@@ -133,6 +133,11 @@ class Rollout:
             and (self.exploration is None or self.exploration.split(sizes))
         )
 
+    @property
+    def stepping(self) -> Waiting:
+        """What to say before steps that may hang: they cannot be stopped."""
+        return Waiting(what=f"a step of environment '{self.env.spec.name}'", stoppable=False)
+
     def run(
         self,
         *,
@@ -151,8 +156,7 @@ class Rollout:
         """
         self._clear_counters()
         reported = time.perf_counter()
-        stepping = Waiting(what=f"a step of environment '{self.env.spec.name}'", stoppable=False)
-        listener(stepping)
+        listener(self.stepping)
         try:
             while not (stop is not None and stop()):
                 if self._done + self._due >= steps:
@@ -166,7 +170,7 @@ class Rollout:
                 if now - reported >= _PROGRESS_SECONDS:
                     reported = now
                     listener(self._progress(stage, steps))
-                    listener(stepping)
+                    listener(self.stepping)
             self.settle()
         except BaseException:
             self._finished.flush()

@@ -54,7 +54,8 @@ def run(
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
         wanted = settings.collect
-        sized = with_actors(wanted, settings.env, directory.load_document() if directory and not fresh else None)
+        stored = directory.load_document() if directory and not fresh else None
+        sized = with_actors(wanted, settings.env, stored, listener=listener)
         settings = settings.model_copy(update={"collect": sized})
         behaviour = describe_behaviour(settings)
         if directory is not None:

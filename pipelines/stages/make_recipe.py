@@ -112,7 +112,7 @@ def choose_by_hand(
     from pipelines.stages.collect import explain_size  # imports torch
 
     require_limit(settings.collect)
-    sized = with_actors(settings.collect, settings.env)
+    sized = with_actors(settings.collect, settings.env, listener=listener)
     assert isinstance(sized.steps, int)
     assert isinstance(sized.actors, int)
     budget = Budget(steps=sized.steps)

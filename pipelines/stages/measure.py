@@ -53,12 +53,12 @@ def measure_env(
     environment of the user's own runs in a process that it may crash. Errors are those of the environment.
     """
     processes = int(is_users(env.name or "") or collect.env_timeout_seconds > 0)
-    with contextlib.closing(make_env(env, actors=1, seed=seed, workers=processes)) as one:
+    with contextlib.closing(make_env(env, actors=1, seed=seed, workers=processes, listener=listener)) as one:
         actors = _ACTORS if one.steps_one_by_one else _BATCHED_ACTORS
         one_by_one = one.steps_one_by_one
     limit = collect.env_timeout_seconds
     with contextlib.closing(
-        make_env(env, actors=actors, seed=seed, workers=processes, timeout_seconds=limit)
+        make_env(env, actors=actors, seed=seed, workers=processes, timeout_seconds=limit, listener=listener)
     ) as played:
         spec = played.spec
         probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
@@ -150,6 +150,7 @@ def _play(
     rollout: Rollout, seen: _Seen, least: float, most: float, clock: Callable[[], float], listener: Listener
 ) -> None:
     """Step until every actor has ended an episode, for `least` to `most` seconds."""
+    listener(rollout.stepping)
     rollout.step()  # resets, which may load something, are not what a step costs
     began, shown = clock(), time.monotonic()
     limit = time.monotonic() + most
@@ -163,17 +164,20 @@ def _play(
         if now - shown >= 0.2:
             shown = now
             listener(Progress(stage=_STAGE, done=seen.steps, total=None, unit="random steps"))
+            listener(rollout.stepping)
     rollout.settle()
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
     """Time updates of the settings' agent on windows of random play for some seconds, then steps with it as the policy
     of all actors."""
-    actors = with_actors(settings.collect, settings.env).actors
+    actors = with_actors(settings.collect, settings.env, listener=listener).actors
     assert isinstance(actors, int)
-    processes = workers(settings.env, settings.collect, actors=actors)
+    processes = workers(settings.env, settings.collect, actors=actors, listener=listener)
     limit = settings.collect.env_timeout_seconds
-    made = make_env(settings.env, actors=actors, seed=settings.seed, workers=processes, timeout_seconds=limit)
+    made = make_env(
+        settings.env, actors=actors, seed=settings.seed, workers=processes, timeout_seconds=limit, listener=listener
+    )
     with contextlib.closing(made) as env:
         learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
@@ -235,6 +239,7 @@ def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[],
         precision=learner.settings.precision,
     )
     rollout = Rollout(env, policy, recording=Recording(sink=lambda trajectories: None))
+    listener(rollout.stepping)
     rollout.step()
     times = [clock()]
     while times[-1] - times[0] < seconds or len(times) <= 2 * _LEAST_UPDATES:

@@ -114,7 +114,7 @@ def _run(
         if settings.env.name:
             planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
             collects = [collect_steps(each) for each in planned]
-            collect = with_actors(collect, settings.env, stored, collects=collects)
+            collect = with_actors(collect, settings.env, stored, collects=collects, listener=listener)
         settings = settings.model_copy(update={"collect": collect, "train": train})
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from pipelines.config.load import merge, read_toml, resolve
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
-from pipelines.events import Event, Notice, Progress, silent
-from pipelines.rollout.environment import env_model
+from pipelines.events import Event, Notice, Progress, Waiting, silent
+from pipelines.rollout.environment import env_model, with_actors
 from pipelines.stages.choices import Budget, EnvFacts
 from pipelines.stages.make_recipe import make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
@@ -74,6 +75,27 @@ class Endless(Unequal):
 class Broken(Unequal):
     def step(self, action):
         raise RuntimeError("no power")
+
+
+class Stuck(Unequal):
+    def step(self, action):
+        time.sleep(3600)
+
+
+@pytest.mark.parametrize("measure", ["actors", "play"])
+def test_environment_that_hangs_while_it_is_measured_is_named(measure: str) -> None:
+    env = EnvSettings(name="tests.stages.test_make_recipe:Stuck")
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Waiting) and event.what.startswith(f"environment '{env.name}'"):
+            raise KeyboardInterrupt
+
+    calls = {
+        "actors": lambda: with_actors(CollectSettings(), env, listener=stop),
+        "play": lambda: measure_env(env, CollectSettings(), seconds=60, listener=stop),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[measure]()
 
 
 def test_an_environment_whose_episodes_do_not_end_has_no_score_of_random_play() -> None:
