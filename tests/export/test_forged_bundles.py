@@ -114,7 +114,8 @@ def test_a_changed_record_is_refused_or_loads_within_the_size_of_its_weights(
     for _ in range(data.draw(st.integers(1, 2))):
         places = places_in(document, [])
         where, key = places[data.draw(st.integers(0, len(places) - 1))]
-        where[key] = data.draw(st.sampled_from([*ODD, *HUGE, -1, 3, [10**6] * 99]))
+        # A copy: the next change may be inside this value.
+        where[key] = copy.deepcopy(data.draw(st.sampled_from([*ODD, *HUGE, -1, 3, [10**6] * 99])))
     folder = forge(tmp_path_factory.mktemp("forged") / "x", **document)
     refused = refusal(lambda: load_policy(folder).act([0.0, 0.0]))
     assert refused is None or "\n" not in str(refused)
