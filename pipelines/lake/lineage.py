@@ -1,6 +1,6 @@
 """The lineage of a checkpoint: what it drew from, which segments, who collected them, and which checkpoints acted.
 
-A checkpoint records, for every lake it drew from, the segments in the order in which training saw them and how many had
+A checkpoint records, for every lake it drew from, the segments in the order that training saw them and how many had
 been seen at which update, so the view of an update whose checkpoint was not kept is known from a later one. Segments
 are located where they are now: rewritten ones in their new file, expired ones with the reason if the log still gives
 it. Behaviour policies are followed to their runs, each run once.
@@ -171,7 +171,7 @@ class TrainingHistory:
         return first if len(select(self._lake, where).uids) else None
 
     def _original(self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str) -> str | None:
-        """Return the id of the segment in which the run saw a trajectory that was rewritten since."""
+        """Return the id of the segment where the run saw a trajectory that was rewritten since."""
         with self._lock:
             key = (directory.path, newest)
             if key not in self._tables:

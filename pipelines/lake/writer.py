@@ -468,7 +468,7 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     schema_id, names = content.header["schema"], content.header["columns"]
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
-    items = [_unsealed(columns, row, data) for row, data in content.records]
+    items = [_make_unsealed(columns, row, data) for row, data in content.records]
     storage.create_folders()  # copying a lake loses empty folders
     publish_log(storage, FolderChooser(storage), log, schema_id, columns, items)
     return len(items)
@@ -485,7 +485,7 @@ def _quarantine(storage: Storage, log: Log, content: LogContent, listener: Liste
     listener(Notice(text=text, level="warning"))
 
 
-def _unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> UnsealedBatch:
+def _make_unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> UnsealedBatch:
     uid, rows, start, values = UUID(row.pop("uid")), row["length"] + 1, 0, {}
     for column in columns:
         count = rows * int(np.prod(column.shape, dtype=np.int64))

@@ -161,8 +161,8 @@ class TensorBatch:
         if counted is not real:
             whole.append(_places(counted))
             masks.append(counted)
-        time, *places = _moved(whole, device)
-        valid_rows, *others = _moved(masks, device)
+        time, *places = _move_together(whole, device)
+        valid_rows, *others = _move_together(masks, device)
         steps = StepIndex(valid_rows[:, 1:], *places[0].unbind())
         return cls(
             observation={name: columns[name] for name in spaces.observation},
@@ -250,7 +250,7 @@ def _tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
-def _moved(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
+def _move_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
     """Move arrays of one type to `device` in a single copy."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device, non_blocking=True)
     parts = flat.split([array.size for array in arrays])

@@ -169,7 +169,7 @@ class Collector:
         self._plan, self._begin, self._unfinished = plan, begin, 0
         existing = None if plan.replace or plan.before is not None else Lake.find(plan.place)
         # Counting may take a query of the lake's index, so several collectors are given what their driver has counted.
-        counted = stored_steps(existing, plan.name) if existing else 0
+        counted = count_stored_steps(existing, plan.name) if existing else 0
         self.before = counted if plan.before is None else plan.before
         seeds = plan.draw_seeds(self.before)
         self.policy_seed, self.workers = seeds.policy, plan.count_workers()
@@ -325,13 +325,13 @@ class Collector:
         return {"return_mean": None, **known}  # no mean without finished episodes
 
 
-def stored_steps(lake: Lake, collector: str) -> int:
+def count_stored_steps(lake: Lake, collector: str) -> int:
     """Count the steps that `collector` has stored in the lake, including expired ones, those in logs of crashed
     writers, and those of the numbered collectors that played its shares."""
-    return sum(stored_by_collector(lake, collector).values())
+    return sum(count_by_collector(lake, collector).values())
 
 
-def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
+def count_by_collector(lake: Lake, collector: str) -> dict[str, int]:
     """Count the steps of `collector`, if it has stored any, and of its numbered collectors NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:

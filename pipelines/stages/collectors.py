@@ -31,9 +31,9 @@ from pipelines.rollout.collector import (
     Begin,
     Collector,
     add_number,
+    count_by_collector,
     keep_within,
     open_lake,
-    stored_by_collector,
 )
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, RunName
 from pipelines.rollout.policies import Acting
@@ -167,7 +167,7 @@ class CollectorGroup:
         self._locks = plan.run.path if plan.run is not None else connect(plan.place).local
         self._await_earlier(listener)
         existing = None if plan.replace else Lake.find(plan.place)
-        stored = stored_by_collector(existing, plan.name) if existing else {}
+        stored = count_by_collector(existing, plan.name) if existing else {}
         names = [add_number(plan.name, number) for number in range(collect.collectors)]
         self._members = [
             _Member(number=number, name=each, before=stored.get(each, 0), stored=stored.get(each, 0))

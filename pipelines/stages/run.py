@@ -34,7 +34,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.report import live
-from pipelines.rollout.collector import AnyCollector, Collector, stored_steps
+from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
 from pipelines.rollout.policies import Acting
@@ -239,7 +239,7 @@ class ChainRunner:
         if self._collector is not None:
             return self._collector.steps
         stored = Lake.find(self.directory.lake)
-        return stored_steps(stored, self.directory.identity) if stored else 0
+        return count_stored_steps(stored, self.directory.identity) if stored else 0
 
     def _make_policy(self, wanted: CollectSettings, listener: Listener, env: Env, seed: int) -> Acting:
         """Return the policy of a stage: one that its settings name, or the agent as it is now."""

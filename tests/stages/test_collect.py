@@ -16,7 +16,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
-from pipelines.rollout.collector import stored_steps
+from pipelines.rollout.collector import count_stored_steps
 from pipelines.stages import collect
 from tests.stages.recipes import tiny
 from tests.tiers import some
@@ -301,4 +301,4 @@ def test_a_bounded_lake_keeps_the_newest_and_the_target_counts_what_went(tmp_pat
         run=tmp_path / "run",
     )
     assert more.metrics["steps"] == 400
-    assert stored_steps(Lake(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400
+    assert count_stored_steps(Lake(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400

@@ -19,7 +19,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import collector as rollout_collector
-from pipelines.rollout.collector import Collector, add_number, stored_by_collector, stored_steps
+from pipelines.rollout.collector import Collector, add_number, count_by_collector, count_stored_steps
 from pipelines.rollout.plan import CollectionPlan, draw_seeds
 from pipelines.stages import run as chain
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup, level
@@ -65,7 +65,7 @@ def test_shares_are_exact_and_trajectories_distinct(tmp_path: Path) -> None:
     assert (metrics["steps"], metrics["steps_total"], metrics["restarts"], metrics["lost_steps"]) == (240, 240, 0, 0)
     assert [each["steps"] for each in metrics["collectors"]] == [80, 80, 80]
     lake = Lake(tmp_path / "lake")
-    assert stored_by_collector(lake, "c") == {"c.0": 80, "c.1": 80, "c.2": 80}
+    assert count_by_collector(lake, "c") == {"c.0": 80, "c.1": 80, "c.2": 80}
     found = uids(lake)
     assert len(found) == len(set(found)) == metrics["trajectories"] + metrics["unfinished"]
     played = {t.columns["action"].tobytes() for t in trajectories(lake)}
@@ -80,7 +80,7 @@ def test_a_collector_that_dies_is_started_again_and_plays_what_is_missing(tmp_pa
     assert [text for text in told if "again" in text] == [
         "collector 1 (pid 0 on here) was killed by a test; starting it again"
     ]
-    stored = stored_by_collector(Lake(tmp_path / "lake"), "c")
+    stored = count_by_collector(Lake(tmp_path / "lake"), "c")
     assert stored["c.0"] == 200 <= stored["c.1"] < 200 + 4
     assert metrics["steps"] == metrics["steps_total"] == sum(stored.values()) == total(tmp_path / "lake")
     assert metrics["restarts"] == 1
@@ -95,7 +95,7 @@ def test_one_that_dies_again_and_again_ends_all_with_their_steps_stored(tmp_path
     ):
         group.collect(400, heard(told))
     assert len([text for text in told if "again" in text]) == 5
-    assert stored_steps(Lake(tmp_path / "lake"), "c") > 0
+    assert count_stored_steps(Lake(tmp_path / "lake"), "c") > 0
 
 
 def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path:
 def test_an_interruption_stores_what_all_have(tmp_path: Path) -> None:
     with pytest.raises(Interrupted), group_at(tmp_path / "lake") as group:
         group.collect(10**9, stopping(3))
-    stored = stored_by_collector(Lake(tmp_path / "lake"), "c")
+    stored = count_by_collector(Lake(tmp_path / "lake"), "c")
     assert set(stored) == {"c.0", "c.1"}
     assert list((tmp_path / "lake" / "wal").iterdir()) == []
     with group_at(tmp_path / "lake") as group:
@@ -125,12 +125,12 @@ def test_another_number_of_collectors_counts_the_steps_of_all(tmp_path: Path) ->
     for count, steps in ((2, 80), (3, 120), (2, 160)):
         with group_at(tmp_path / "lake", collectors=count) as group:
             group.collect(steps, lambda event: None)
-        assert stored_steps(Lake(tmp_path / "lake"), "c") == total(tmp_path / "lake") == steps
+        assert count_stored_steps(Lake(tmp_path / "lake"), "c") == total(tmp_path / "lake") == steps
     plan = CollectionPlan(settings=tiny(collect={"workers": 0}), place=tmp_path / "lake", name="c", behaviour={})
     with Collector(plan) as alone:
         assert alone.before == 160
         assert alone.collect(200, lambda event: None)["steps"] == 40
-    assert stored_steps(Lake(tmp_path / "lake"), "c") == 200
+    assert count_stored_steps(Lake(tmp_path / "lake"), "c") == 200
     assert add_number("c", 12) == "c.12"
 
 
@@ -147,7 +147,7 @@ def test_only_the_driver_keeps_the_lake_within_limits(tmp_path: Path, monkeypatc
         group.collect(400, lambda event: None)
     assert started == [threading.main_thread().name]
     kept = total(tmp_path / "lake")
-    assert stored_steps(Lake(tmp_path / "lake"), "c") == 400 > kept
+    assert count_stored_steps(Lake(tmp_path / "lake"), "c") == 400 > kept
 
 
 def test_exploration_is_annealed_over_the_steps_of_all(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _require_file(index: Path) -> None:
 def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake) -> None:
     if _identity(index) in _checked:
         return
-    found, wanted = _objects(connection), _expected()
+    found, wanted = _objects(connection), _list_expected_objects()
     about = {entry for entry in wanted if entry[2] == "about"}
     if about <= found and not any(kind == "function" for kind, *_ in found):
         versions = connection.execute("select version, lake from bookkeeping.about").fetchall()
@@ -206,7 +206,7 @@ def _objects(connection: duckdb.DuckDBPyConnection) -> _Objects:
 
 
 @functools.cache
-def _expected() -> _Objects:
+def _list_expected_objects() -> _Objects:
     with contextlib.closing(duckdb.connect(":memory:", config=sql.CONFINED)) as connection:
         connection.execute(TABLES)
         return _objects(connection)
@@ -264,7 +264,7 @@ def query(
             return sql.answer(connection, lake, text, most=most, listener=listener)
 
     if limits is None:
-        return _healed(answer)
+        return _retry_rebuilt(answer)
     found: tuple[list[str], sql.Rows] = ask(lake, sql.answer, {"text": text, "most": most}, limits, listener)
     return found
 
@@ -274,7 +274,7 @@ def ask(
 ) -> Any:
     """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, and `arguments`."""
     opening = functools.partial(_open_in_helper, type(lake), lake.name)
-    return _healed(lambda: sandbox.ask(task, arguments, limits, opening=opening, listener=listener))
+    return _retry_rebuilt(lambda: sandbox.ask(task, arguments, limits, opening=opening, listener=listener))
 
 
 @contextlib.contextmanager
@@ -284,7 +284,7 @@ def _open_in_helper(kind: type[Lake], name: str, limits: QueryLimits, listener: 
         yield Opened((connection, lake), writes=not isinstance(lake.storage, LocalStorage))
 
 
-def _healed(answer: Callable[[], _T]) -> _T:
+def _retry_rebuilt(answer: Callable[[], _T]) -> _T:
     """Return what `answer` does, called a second time if the first removed a damaged index."""
     try:
         return answer()

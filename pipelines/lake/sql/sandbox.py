@@ -259,7 +259,7 @@ def _serve(
                 os.chdir(directory)
         opened = contextlib.nullcontext(Opened()) if opening is None else opening(limits, partial(reply, "notice"))
         with opened as given:
-            with _confined(limits, writes=given.writes):
+            with _confine(limits, writes=given.writes):
                 reply("started", None)
                 found = task(*given.arguments, **arguments)
             reply("answer", found)
@@ -275,7 +275,7 @@ def _serve(
 
 
 @contextlib.contextmanager
-def _confined(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
+def _confine(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
     """Let no file grow inside, and private memory by the limit only (mapped files do not count).
 
     `writes`: files may grow, for fetches from an object store.

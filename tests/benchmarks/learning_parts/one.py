@@ -18,7 +18,7 @@ from pipelines.events import Event, Listener, Progress
 from pipelines.files.json import read_object
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.rollout.collector import stored_steps
+from pipelines.rollout.collector import count_stored_steps
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
 from pipelines.training.metrics_log import MetricsLog
@@ -45,7 +45,7 @@ def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> di
     )
     trained = [line for line in MetricsLog(run.metrics_path).read() if line["stage"] == "train"]
     reports = [report for path in run.evaluations.glob("*.json") if (report := read_object(path))]
-    newest, env_steps = checkpoints.load(run.checkpoints), stored_steps(Lake(run.lake), run.identity)
+    newest, env_steps = checkpoints.load(run.checkpoints), count_stored_steps(Lake(run.lake), run.identity)
     return {
         "status": status,
         "updates": newest.update,

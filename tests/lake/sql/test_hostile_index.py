@@ -51,7 +51,7 @@ def test_an_index_that_is_not_as_we_write_it_is_thrown_away_unread(foreign: Lake
     assert catalog.recall_uids(foreign, "x") == []
     assert catalog.query(foreign, EVERYTHING) == expected
     with duckdb.connect(str(index)) as connection:
-        assert catalog._objects(connection) == catalog._expected()
+        assert catalog._objects(connection) == catalog._list_expected_objects()
     assert sorted(os.listdir(tmp_path)) == ["lake", "secret"]
 
 
