@@ -114,18 +114,18 @@ class RetentionThread:
         try:
             with lease(self.lake, wait_seconds=0.0) as holds:
 
-                def held() -> None:
+                def require_lease() -> None:
                     holds()
                     if self._abandoned:
                         raise _Abandoned
 
                 self._inventory.refresh()
                 self._inventory.log.require_whole()
-                if self._expire(held) | (self._merge and self._compact(held)):
+                if self._expire(require_lease) | (self._merge and self._compact(require_lease)):
                     self._sweep_at = min(self._sweep_at, time.monotonic() + self._grace)
                 if time.monotonic() >= self._sweep_at:
                     expire_orphans(self._inventory)
-                    swept = sweep(self._inventory, held, grace_seconds=self._grace)
+                    swept = sweep(self._inventory, require_lease, grace_seconds=self._grace)
                     self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
         except (Locked, _Abandoned):
             return

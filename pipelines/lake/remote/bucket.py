@@ -101,9 +101,9 @@ class Location:
 
     def __str__(self) -> str:
         query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in self.options)
-        return self.shown() + (f"?{query}" if query else "")
+        return self.format_place() + (f"?{query}" if query else "")
 
-    def shown(self, key: str = "") -> str:
+    def format_place(self, key: str = "") -> str:
         """Format the location of a file, without options."""
         return f"{self.scheme}://" + "/".join(filter(None, (self.bucket, self.prefix, key)))
 
@@ -117,7 +117,7 @@ class Location:
     def identity(self) -> str:
         """A text that is equal for locations of the same place."""
         account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "") if self.scheme == "az" else ""
-        return f"{self.endpoint or account} {self.shown()}"
+        return f"{self.endpoint or account} {self.format_place()}"
 
     @property
     def credentials(self) -> str:

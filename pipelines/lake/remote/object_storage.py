@@ -38,7 +38,7 @@ class ObjectStorage:
         return host_directory(self._location.identity, f"{self._location.bucket}-{self._location.prefix}")
 
     def url(self, key: str = "") -> str:
-        return self._location.shown(key) if key else str(self._location)
+        return self._location.format_place(key) if key else str(self._location)
 
     def below(self, folder: str) -> ObjectStorage:
         return ObjectStorage(self._location.below(folder))

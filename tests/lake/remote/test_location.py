@@ -38,7 +38,7 @@ def test_a_location_names_its_parts(
     assert Location.parse(str(found)) == found
     assert found.below("z").object("k") == "/".join(filter(None, (prefix, "z/k")))
     assert found.object("k") == (f"{prefix}/k" if prefix else "k")
-    assert "?" not in found.shown("k")
+    assert "?" not in found.format_place("k")
 
 
 def test_what_a_location_does_not_say_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
