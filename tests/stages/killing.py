@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.lake import collectors as records
+from pipelines.lake.folders import is_rewritten, written_by
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -33,7 +33,6 @@ def total(lake: Path) -> int:
 
 COMMAND = [sys.executable, "-m", "amago_cli", "collect", "--env", "tmaze", "--collectors", "2", "--output", "json"]
 ACTORS = 4
-_WRITER = re.compile(r"[0-9a-f]{16}-(.+)\.[0-9a-f]+\.[0-9a-f]{8}-[0-9]{8}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +91,12 @@ def stored_by(run: Path) -> dict[str, int]:
 
 
 def segments(run: Path) -> dict[str, str]:
-    """Find the collectors of segments by the segments' names: without reading them, however much was played."""
-    names = (_WRITER.fullmatch(file.stem) for file in run.glob("lake/segments/*/*.arrow"))
-    return {found[0]: found[1] for found in names if found and found[1] != "compact"}
+    """Find the collectors of segments by the segments' names: without reading them, however much was played.
+
+    Segments that were merged meanwhile are of neither collector.
+    """
+    names = [file.stem for file in run.glob("lake/segments/*/*.arrow")]
+    return {name: written_by(name)[0].rsplit(".", 2)[0] for name in names if not is_rewritten(name)}
 
 
 def await_play(process: subprocess.Popen[str], run: Path) -> None:
