@@ -193,9 +193,10 @@ class AgentSettings(SettingsModel):
     """Weight of the actor loss, -Q of the policy's own actions; unset: as the agent type."""
     bc_weight: Annotated[float, Field(ge=0)] | None = None
     """Weight of (advantage-filtered) behaviour cloning; unset: as the agent type."""
-    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    entropy_weight: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.0
     """Weight of an entropy bonus: keeps the policy from choosing before the critics distinguish actions. In units of
-    advantages where critics have a value for each action, of normalised values elsewhere."""
+    advantages where critics have a value for each action, of normalised values elsewhere. "auto" (Box actions alone):
+    adjusted so that the entropy stays at minus one nat a dimension."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipelines.config.model import AgentSettings
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import Spaces
+from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent_types import resolve
 from pipelines.learning.auxiliary import AuxiliaryLoss
 from pipelines.learning.batch import StepIndex, TensorBatch, encode
@@ -34,7 +34,7 @@ from pipelines.learning.objectives import (
     n_step_targets,
     trace_targets,
 )
-from pipelines.learning.popart import AdvantageScale, PopArt
+from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.nets import ranks
 from pipelines.nets.distributions import Categorical
 from pipelines.nets.features import features
@@ -78,6 +78,14 @@ class Agent(nn.Module):
         self._target_pairs: tuple[list[Tensor], list[Tensor]] | None = None  # parameters of the targets, and their own
         self.popart: PopArt | None = None
         self.advantage_scale: AdvantageScale | None = None  # of table critics
+        self.temperature: Temperature | None = None
+        if settings.entropy_weight == "auto":
+            if not isinstance(spaces.action, Box):
+                raise UsageError(
+                    f"agent.entropy_weight 'auto' needs Box actions, not {spaces.action}",
+                    hint="use a number, such as agent.entropy_weight=0.1",
+                )
+            self.temperature = Temperature(len(self.gammas), spaces.action.flat_size)
         self.rescaled_too: list[CriticHeads] = []  # copies kept elsewhere, whose outputs PopArt preserves too
         if isinstance(self.heads, CriticHeads):
             if settings.trace in _CORRECTED and not isinstance(self.heads, ExactHeads):
@@ -164,12 +172,15 @@ class Agent(nn.Module):
             states = [*encoded] if single else states
             del encoded
         squares: list[Tensor] = []
+        entropies: list[Tensor] = []
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
-            summed = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares)
+            summed = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares, entropies)
             if self.advantage_scale is not None and place == len(batches) - 1:
                 rewards = torch.cat([each.valid.take_after(each.reward) for each in batches])
                 self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
+            if self.temperature is not None and place == len(batches) - 1:
+                self.temperature.update(torch.cat(entropies))
             yield summed
 
     def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
@@ -186,16 +197,23 @@ class Agent(nn.Module):
         count: float,
         generator: torch.Generator | None,
         squares: list[Tensor],
+        entropies: list[Tensor],
     ) -> tuple[Tensor, Metrics]:
         """Sum the terms of the loss over the micro-batch, divided by the update's `count` of steps. The mean squared
-        advantages (N, G) of the actions, if critics are tables, are appended to `squares`."""
+        advantages (N, G) of the actions, if critics are tables, are appended to `squares`, and the policy's entropies
+        (N, G), where their weight is adjusted, to `entropies`."""
         steps = self.valid_steps(batch, h_BTD)
         critics = None if target_NG is None else self.evaluate(steps, target_NG, generator)
         if self.advantage_scale is not None and critics is not None:
             squares.append(self._squared_advantages(critics.data.shared, steps.legal))
+        weight_G = self._entropy_weights()
+        entropy_NG = None if weight_G is None else self.heads.policy.entropy(steps.params_NGP, steps.legal)
+        if self.temperature is not None and entropy_NG is not None:
+            entropies.append(entropy_NG.detach())
         inputs = LossInputs(
             settings=self.settings, type=self.agent_type, policy=self.heads.policy, steps=steps, critics=critics,
-            log_prob_NG=self.log_prob(steps), min_q_NG=self._normalized_min_q(critics),
+            log_prob_NG=self.log_prob(steps), min_q_NG=self._normalized_min_q(critics), entropy_NG=entropy_NG,
+            entropy_weight_G=weight_G,
         )  # fmt: skip
         terms = [(name, term.compute(inputs), term.weight(self.settings)) for name, term in TERMS.items()]
         for place, (auxiliary, settings) in enumerate(zip(self.auxiliary, self.settings.auxiliary_losses, strict=True)):
@@ -211,6 +229,14 @@ class Agent(nn.Module):
             if batch.importance is not None:
                 metrics["td_errors"] = self._td_errors(batch, critics, target_NG)
         return total, metrics
+
+    def _entropy_weights(self) -> Tensor | float | None:
+        """Return the weight of the entropy bonus, for each discount (G,) where it is adjusted; None without a bonus."""
+        if self.temperature is not None:
+            return self.temperature.weight_G
+        weight = self.settings.entropy_weight
+        assert not isinstance(weight, str)
+        return weight or None
 
     def valid_steps(self, batch: TensorBatch, h_BTD: Tensor) -> ValidSteps:
         """Select the valid steps of `batch` that count, given the states `h_BTD`."""
@@ -395,6 +421,8 @@ class Agent(nn.Module):
             "entropy": entropy_N.sum() / count,
             "log_prob": inputs.log_prob_NG[:, -1].sum() / count,
         }
+        if self.temperature is not None:  # shares of the update add up to the weight
+            metrics["entropy_weight"] = self.temperature.weight_G[-1] * (len(entropy_N) / count)
         if isinstance(policy, Categorical) and policy.num_params > 1:
             metrics["entropy_share"] = (entropy_N / policy.max_entropy(legal)).sum() / count
         return metrics

@@ -49,7 +49,7 @@ from pipelines.nets.outline import limit_parameters, outline, require_fit
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
 TARGET_HEADS = "target_heads."
-TRAINING_ONLY = (TARGET_HEADS, "advantage_scale.")  # what acting does not need
+TRAINING_ONLY = (TARGET_HEADS, "advantage_scale.", "temperature.")  # what acting does not need
 _MOST_MEMORY = 4 << 30  # of an actor; attention of 12 layers of width 1,024 keeps 43,000 tokens in it
 _LEFT_SECONDS = 60.0  # a temporary link older than this has no live writer
 
@@ -267,7 +267,8 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
                 # Nobody typed these settings here.
                 raise Mismatch(error.message) from error
             if not any(name.startswith(TARGET_HEADS) for name in weights):
-                agent.target_heads = agent.advantage_scale = None  # the weights are those of acting alone
+                # The weights are those of acting alone.
+                agent.target_heads = agent.advantage_scale = agent.temperature = None
             return agent
 
         # Modules of a plug-in may need values while they are built; its author is trusted.

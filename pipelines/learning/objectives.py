@@ -84,6 +84,8 @@ class LossInputs:
     policy: Policy
     steps: ValidSteps
     log_prob_NG: Tensor
+    entropy_NG: Tensor | None
+    entropy_weight_G: Tensor | float | None
     min_q_NG: Tensor | None
     critics: CriticOutput | None
 
@@ -119,9 +121,9 @@ def entropy_loss(inputs: LossInputs) -> Tensor | None:
     The actor loss has a factor pi(a): an action that became improbable by chance is hardly learned again. The bonus
     holds the policy open where advantages are small compared with their noise.
     """
-    if not inputs.settings.entropy_weight:
+    if inputs.entropy_NG is None or inputs.entropy_weight_G is None:
         return None
-    entropy_NG = inputs.policy.entropy(inputs.steps.params_NGP, inputs.steps.legal)
+    entropy_NG = inputs.entropy_NG * inputs.entropy_weight_G
     if inputs.steps.importance_N is not None:
         entropy_NG = entropy_NG * inputs.steps.importance_N[:, None]
     return -entropy_NG.sum() / entropy_NG.shape[1]
@@ -131,7 +133,7 @@ def entropy_loss(inputs: LossInputs) -> Tensor | None:
 TERMS: Mapping[str, _Term] = {
     "actor_loss": _Term(actor_loss, lambda settings: 1.0),
     "critic_loss": _Term(critic_loss, lambda settings: settings.critic_weight),
-    "entropy_loss": _Term(entropy_loss, lambda settings: settings.entropy_weight),
+    "entropy_loss": _Term(entropy_loss, lambda settings: 1.0),
 }
 
 

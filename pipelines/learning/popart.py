@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -141,3 +143,38 @@ class AdvantageScale(nn.Module):
         scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
         scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
+
+
+class Temperature(nn.Module):
+    """Weight of the entropy bonus, for each discount, adjusted so that the mean entropy of Box actions stays at minus
+    one nat a dimension (Haarnoja et al. 2018, arXiv 1812.05905, section 5).
+
+    A fixed weight is too small where the values of actions differ much, and the policy stops exploring; where they
+    differ little, it is too large, and the policy stays random. The logarithm of the weight moves by `rate` an update
+    for each nat a dimension of the difference, at most by `rate`: from `start` to a thousandth of it in 350 updates.
+    """
+
+    rate, start = 0.02, 0.1
+    bounds = math.log(1e-5), math.log(20.0)  # of the logarithm of the weight
+
+    def __init__(self, num_discounts: int, action_size: int) -> None:
+        super().__init__()
+        self.action_size = action_size
+        self.register_buffer("log_weight_G", torch.full((num_discounts,), math.log(self.start)))
+        self.log_weight_G: Tensor
+
+    @property
+    def weight_G(self) -> Tensor:
+        """The weights (G,)."""
+        return self.log_weight_G.exp()
+
+    @torch.no_grad()
+    def update(self, entropy_NG: Tensor) -> None:
+        """Move the weights by the mean entropy of an update's steps, those of all ranks. An update with a number that
+        is not finite, or without steps, changes nothing."""
+        sums = ranks.total(
+            torch.cat((entropy_NG.sum(0, dtype=torch.float64), entropy_NG.new_full((1,), len(entropy_NG))))
+        )
+        excess_G = (sums[:-1] / sums[-1] / self.action_size + 1.0).clamp(-1.0, 1.0)
+        moved_G = (self.log_weight_G - self.rate * excess_G.to(self.log_weight_G.dtype)).clamp(*self.bounds)
+        self.log_weight_G.copy_(torch.where(is_finite(sums).all() & (sums[-1] > 0), moved_G, self.log_weight_G))

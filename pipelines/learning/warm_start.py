@@ -18,6 +18,7 @@ _PARTS: tuple[tuple[str, str], ...] = (
     ("sequence", "sequence."),
     ("auxiliary", "auxiliary."),
     ("actor", "heads.actor."),
+    ("actor", "temperature."),
     ("critics", "heads."),
     ("critics", "popart."),
     ("critics", "advantage_scale."),
@@ -56,8 +57,8 @@ def transfer(agent: Agent, weights: Mapping[str, torch.Tensor], settings: InitSe
             continue
         given = weights.get(name)
         if given is None or given.shape != own.shape or given.dtype != own.dtype:
-            # An agent that only acts has no scale of advantages: it is measured again.
-            if given is not None or not name.startswith("advantage_scale."):
+            # An agent that only acts has no scale of advantages and no weight of its entropy: they are found again.
+            if given is not None or not name.startswith(("advantage_scale.", "temperature.")):
                 differing.append(f"{name}: {_describe_shape(own)} here, {_describe_shape(given)} in the source")
             continue
         own.copy_(given)

@@ -77,8 +77,21 @@ class _BoxPolicy:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 
+# Gauss-Hermite quadrature of five nodes for an expectation over standard normal numbers: nodes and weights.
+_NODES = (0.0, 1.3556261799742659, -1.3556261799742659, 2.8569700138728056, -2.8569700138728056)
+_WEIGHTS = (0.5333333333333333, 0.2220759220056126, 0.2220759220056126, 0.0112574113277207, 0.0112574113277207)
+
+
+def _mean_log_slope(mean: Tensor, std: Tensor) -> Tensor:
+    """Compute the mean of log(1 - tanh(x)^2) over x ~ N(mean, std^2) by quadrature: a gradient without the noise of a
+    draw. Off by less than .01 up to a deviation of 1, by about .5 at 4."""
+    weighted = zip(_NODES, _WEIGHTS, strict=True)
+    return torch.stack([weight * _log_slope(mean + node * std) for node, weight in weighted]).sum(0)
+
+
 class TanhGaussian(_BoxPolicy):
-    """tanh of a Gaussian with a bounded deviation; its entropy is the one before tanh."""
+    """tanh of a Gaussian with a bounded deviation. The entropy is that of the action after tanh: before tanh, a policy
+    that always takes a bound of the range could have any entropy."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -102,12 +115,13 @@ class TanhGaussian(_BoxPolicy):
         return params.chunk(2, -1)[0].tanh()
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
+        mean, log_std = self._split(params)
+        return (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
 
 
 class GaussianMixture(_BoxPolicy):
     """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
-    of its mode. The entropy is an upper bound, before tanh: the entropy of the choice plus the mean of the modes'."""
+    of its mode. The entropy is an upper bound: the entropy of the choice plus the mean of the modes', after tanh."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -143,8 +157,8 @@ class GaussianMixture(_BoxPolicy):
         return mean.gather(-2, index)[..., 0, :].tanh()
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        log_weight, _, log_std = self._split(params)
-        inside = (log_std + 0.5 + _HALF_LOG_TAU).sum(-1)
+        log_weight, mean, log_std = self._split(params)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
 

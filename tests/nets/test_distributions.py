@@ -204,6 +204,19 @@ def test_beta_equals_the_reference():
     torch.testing.assert_close(policy.entropy(params), entropy, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("deviation", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("mean", [0.0, 0.7, 2.5])
+def test_entropy_of_tanh_gaussian_is_that_of_its_actions(mean, deviation):
+    """Against the mean of -log p over many samples, by torch's own distribution."""
+    policy = distribution(Box(shape=(1,)), SETTINGS)
+    raw = math.atanh(2 * (math.log(deviation) - policy.low) / (policy.high - policy.low) - 1)
+    inner = td.Normal(torch.tensor(mean), torch.tensor(deviation))
+    reference = td.TransformedDistribution(inner, td.TanhTransform(cache_size=1))
+    drawn = reference.sample((200_000,))
+    expected = -reference.log_prob(drawn).mean()
+    torch.testing.assert_close(policy.entropy(torch.tensor([mean, raw])), expected, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_samples_are_those_of_the_mean(kind):
     """d E[x^2] / d params by reparametrised samples, against finite differences of the integral."""
