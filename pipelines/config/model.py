@@ -63,10 +63,13 @@ class ActorSettings(SettingsModel):
     """Upper bound of the log standard deviation (Box actions)."""
     action_clip: Annotated[float, Field(gt=0, lt=1)] = 0.99
     """Box actions are clipped to +- this before their log-probability is computed."""
-    distribution: Literal["tanh-gaussian", "beta", "gaussian-mixture"] = "tanh-gaussian"
-    """Distribution family of Box actions."""
+    distribution: Literal["tanh-gaussian", "beta", "gaussian-mixture", "grid"] = "tanh-gaussian"
+    """Distribution family of Box actions. "grid": a choice among the points of a grid over the box, for which critics
+    have a value each, as for Discrete actions; for boxes of a few dimensions."""
     modes: Positive = 5
     """Gaussians of a mixture."""
+    grid_points: Annotated[int, Field(ge=2, le=99)] = 3
+    """Points of a grid in each dimension, evenly spaced from bound to bound."""
     gumbel: bool = False
     """Sample the choices and bits that critics evaluate by Gumbel-softmax; otherwise straight-through."""
     gumbel_temperature: Annotated[float, Field(gt=0)] = 1.0

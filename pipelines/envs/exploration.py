@@ -1,7 +1,7 @@
 """Exploration: how often, and how, the executed action departs from the policy's.
 
-Discrete: epsilon-greedy. Box: normal noise of deviation epsilon, clipped to [-1, 1]. MultiDiscrete and
-MultiBinary: each entry is resampled with probability epsilon. Where an observation has an action mask, random
+Discrete, and Box on a grid: epsilon-greedy. Box: normal noise of deviation epsilon, clipped to [-1, 1]. MultiDiscrete
+and MultiBinary: each entry is resampled with probability epsilon. Where an observation has an action mask, random
 actions respect it.
 
 Epsilon follows a schedule, a function named by `exploration.kind`; your own has the same form:
@@ -103,7 +103,16 @@ def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, 
     return rng.random(shape), rng.integers(high, size=shape)
 
 
-def _changed(actions: np.ndarray, epsilon: np.ndarray, space: Space, noise: tuple[np.ndarray, ...]) -> np.ndarray:
+def _changed(
+    actions: np.ndarray,
+    epsilon: np.ndarray,
+    space: Space,
+    noise: tuple[np.ndarray, ...],
+    grid: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return executed actions; with a `grid`, the noise numbers its points."""
+    if grid is not None:
+        return np.where((noise[0] < epsilon).reshape(-1, *(1,) * (actions.ndim - 1)), grid[noise[1]], actions)
     scale = epsilon.reshape(-1, *(1,) * len(space.shape))
     if isinstance(space, Box):
         return np.clip(actions + scale * noise[0], -1.0, 1.0).astype(np.float32)
@@ -129,7 +138,7 @@ _RATES = ("start", "end", "late_start", "late_end", "inner_epsilon")
 
 class Exploration:
     """The schedule of `num_actors` actors, with its position. `horizon`: the environment's, in steps. `legal`, which
-    may be set at any time: what random actions are drawn from.
+    may be set at any time: what random actions are drawn from. `grid`: the only Box actions (n, *shape) to choose.
 
     The position counts steps of one actor, goes on between calls, and is part of the run's state. UsageError
     where the schedule needs a horizon that the environment does not have.
@@ -144,7 +153,11 @@ class Exploration:
         horizon: int | None = None,
         seed: int = 0,
         legal: LegalActions | None = None,
+        grid: np.ndarray | None = None,
     ) -> None:
+        self._grid = grid
+        if grid is not None:
+            space = Discrete(n=len(grid))
         if settings.kind in ("bilevel", "windowed") and horizon is None:
             raise UsageError(
                 f'exploration.kind = "{settings.kind}" needs an environment with a fixed horizon',
@@ -235,7 +248,7 @@ class Exploration:
         if self.legal is not None:
             return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
         own = noise if persisting else tuple(each[here] for each in noise)
-        return _changed(actions, epsilon, self._space, own), epsilon
+        return _changed(actions, epsilon, self._space, own, self._grid), epsilon
 
     def _epsilon(self, progress: float, time: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
         epsilon = np.asarray(

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.errors import UsageError
+
 OBSERVATION = "obs"
 _MOST_CHOICES = 1 << 24
 """Largest size of an axis, and number of choices of a discrete value, that a network could have inputs for."""
@@ -199,6 +201,23 @@ def is_greedy_by_default(action: Space) -> bool:
     that is wrong each time. The mode of a continuous one is close to its mean, and sampling only adds noise.
     """
     return isinstance(action, Box)
+
+
+_MOST_GRID_POINTS = 1024  # each is an output of the policy and of every critic
+
+
+def make_grid(space: Space, points: int) -> np.ndarray:
+    """Make a grid over a Box with `points` values in each dimension, evenly spaced from -1 to 1, the last dimension
+    varying fastest: (points ** size, *shape) float32. UsageError for other spaces, and where it has too many points.
+    """
+    if not isinstance(space, Box) or points**space.flat_size > _MOST_GRID_POINTS:
+        what = f"a Box of {space.flat_size} dimensions" if isinstance(space, Box) else f"{type(space).__name__} actions"
+        raise UsageError(
+            f"a grid of {points} points in each dimension is not for {what}",
+            hint=f"use another agent.actor.distribution, or fewer agent.actor.grid_points: {_MOST_GRID_POINTS} in all",
+        )
+    axes = np.meshgrid(*[np.linspace(-1, 1, points, dtype=np.float32)] * space.flat_size, indexing="ij")
+    return np.stack(axes, -1).reshape(-1, *space.shape)
 
 
 def space_to_json(space: Space) -> dict[str, Any]:

@@ -80,9 +80,9 @@ class Agent(nn.Module):
         self.advantage_scale: AdvantageScale | None = None  # of table critics
         self.temperature: Temperature | None = None
         if settings.entropy_weight == "auto":
-            if not isinstance(spaces.action, Box):
+            if not isinstance(spaces.action, Box) or isinstance(self.heads.policy, Categorical):
                 raise UsageError(
-                    f"agent.entropy_weight 'auto' needs Box actions, not {spaces.action}",
+                    "agent.entropy_weight 'auto' needs a density over Box actions",
                     hint="use a number, such as agent.entropy_weight=0.1",
                 )
             self.temperature = Temperature(len(self.gammas), spaces.action.flat_size)
@@ -91,7 +91,7 @@ class Agent(nn.Module):
             if settings.trace in _CORRECTED and not isinstance(self.heads, ExactHeads):
                 raise UsageError(
                     f"agent.trace '{settings.trace}' needs a value for each action: "
-                    "Discrete actions and scalar critics",
+                    "Discrete actions or a grid, and scalar critics",
                     hint="use agent.trace=peng",
                 )
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
@@ -455,7 +455,8 @@ class Agent(nn.Module):
         steps, table_CNA = inputs.steps, table_CNGA[:, :, -1]
         scale = (popart.sigma_G[-1] if critics.normalized else 1.0) / self.settings.reward_scale
         legal = None if steps.legal is None else steps.legal[:, -1]
-        policy_N = inputs.policy.mode(steps.params_NGP[:, -1].detach(), legal).argmax(-1)
+        assert isinstance(inputs.policy, Categorical)
+        policy_N = inputs.policy.most_likely(steps.params_NGP[:, -1].detach(), legal)
         best_N, gap_N, spread_N = rank_actions(table_CNA, legal)
         return {
             "agreement": (policy_N == best_N).sum() / count,

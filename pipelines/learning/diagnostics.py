@@ -71,7 +71,7 @@ def _figures(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> di
         assert agent.popart is not None
         best_NG, gap_NG, _ = rank_actions(critics.data.shared, steps.legal)
         figures["action_gap"] = gap_NG * agent.popart.sigma_G / agent.settings.reward_scale
-        policy_NG = agent.heads.policy.mode(steps.params_NGP, steps.legal).argmax(-1)
+        policy_NG = agent.heads.policy.most_likely(steps.params_NGP, steps.legal)
         figures["agreement"] = policy_NG == best_NG
     return figures
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
-from pipelines.lake.spaces import Discrete, Space
+from pipelines.lake.spaces import Box, Space
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.objectives import (
     DataValues,
@@ -82,16 +82,17 @@ class CriticHeads(Heads, ABC):
 
 
 class ExactHeads(CriticHeads):
-    """Heads for Discrete actions: V is the expectation of a table of values under the policy; no action is sampled."""
+    """Heads for choices, Discrete actions or points of a grid: V is the expectation of a table of values under the
+    policy; no action is sampled."""
 
     critic: ActionValues
     policy: Categorical
 
     def __init__(
-        self, state_size: int, policy_size: int, space: Discrete, gammas: tuple[float, ...], settings: AgentSettings
+        self, state_size: int, policy_size: int, policy: Categorical, gammas: tuple[float, ...], settings: AgentSettings
     ) -> None:
-        super().__init__(policy_size, Categorical(space, settings.actor), len(gammas), settings)
-        self.critic = ActionValues(state_size, len(gammas), space.n, settings.critic)
+        super().__init__(policy_size, policy, len(gammas), settings)
+        self.critic = ActionValues(state_size, len(gammas), policy.num_params, settings.critic)
 
     def next_values(
         self,
@@ -116,7 +117,7 @@ class ExactHeads(CriticHeads):
         """Return values of a policy's actions and of the dataset actions, by the same critics, and the probabilities of
         the latter under the policy (N, G), without gradient."""
         probs_NGA, table_CNGA = self.policy.probs(params_NGP, legal), self.critic(h_ND)
-        index_NG1 = action.long()[:, None, None].expand(*table_CNGA.shape[1:3], 1)
+        index_NG1 = self.policy.index(action)[:, None, None].expand(*table_CNGA.shape[1:3], 1)
         taken_CNG = table_CNGA.gather(-1, index_NG1.expand(len(table_CNGA), -1, -1, -1))[..., 0]
         value_NG, taken_NG = reduce_both(_expectation(table_CNGA, probs_NGA), taken_CNG, drawn_MNG, how)
         return value_NG, taken_NG, probs_NGA.gather(-1, index_NG1)[..., 0]
@@ -124,7 +125,7 @@ class ExactHeads(CriticHeads):
     def critic_loss(
         self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor
     ) -> tuple[Tensor, DataValues]:
-        index_N = action.long()
+        index_N = self.policy.index(action)
 
         def table_loss(rows: slice, table_CnGA: Tensor) -> tuple[Tensor, Tensor]:
             index_CnG1 = index_N[rows, None, None].expand(*table_CnGA.shape[:3], 1)
@@ -151,12 +152,12 @@ class _SampledHeads(CriticHeads):
     critic: ActionInput
 
     def __init__(
-        self, state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings,
-        type: AgentType,
+        self, state_size: int, policy_size: int, policy: Policy, space: Space, gammas: tuple[float, ...],
+        settings: AgentSettings, type: AgentType,
     ) -> None:  # fmt: skip
-        super().__init__(policy_size, distribution(space, settings.actor), len(gammas), settings)
-        self.space, self.noise_size = space, self.policy.noise_size
-        self.label_smoothing = type.label_smoothing if self.policy.hard else 0.0
+        super().__init__(policy_size, policy, len(gammas), settings)
+        self.space, self.noise_size = space, policy.noise_size
+        self.label_smoothing = 0.0 if isinstance(space, Box) else type.label_smoothing
         critic = settings.critic.model_copy(update={"kind": type.critic})
         self.critic = ActionInput(state_size, space.flat_size, gammas, critic)
         self.normalized = self.critic.readout.normalized
@@ -246,11 +247,12 @@ def heads(
     state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, type: AgentType
 ) -> Heads:
     """Construct the heads for an action space and an agent type; the policy head may have more inputs than a state."""
+    policy = distribution(space, settings.actor)
     if type.critic is None:
-        return Heads(policy_size, distribution(space, settings.actor), len(gammas), settings)
-    if isinstance(space, Discrete) and type.table and type.critic == "scalar":
-        return ExactHeads(state_size, policy_size, space, gammas, settings)
-    return _SampledHeads(state_size, policy_size, space, gammas, settings, type)
+        return Heads(policy_size, policy, len(gammas), settings)
+    if isinstance(policy, Categorical) and type.table and type.critic == "scalar":
+        return ExactHeads(state_size, policy_size, policy, gammas, settings)
+    return _SampledHeads(state_size, policy_size, policy, space, gammas, settings, type)
 
 
 def _entries(action_NGK: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipelines.config.model import ActorSettings
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, make_grid
 from pipelines.nets.continuous import BetaPolicy, GaussianMixture, TanhGaussian
 from pipelines.nets.features import features
 
@@ -118,9 +118,7 @@ class Categorical:
         return hard + (soft - soft.detach()) if soft.requires_grad else hard
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        if legal is not None:
-            params = params.masked_fill(~_some(legal), -torch.inf)
-        return features(params.argmax(-1), self.space)
+        return features(self.most_likely(params, legal), self.space)
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         return entropy(self.probs(params, legal))
@@ -135,6 +133,50 @@ class Categorical:
 
     def stored(self, features: Tensor) -> Tensor:
         return features.argmax(-1).int()
+
+    def index(self, action: Tensor) -> Tensor:
+        """Return the numbers (...,) int64 of the choices that stored actions are."""
+        return action.long()
+
+    def most_likely(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the number (...,) int64 of the most probable choice."""
+        if legal is not None:
+            params = params.masked_fill(~_some(legal), -torch.inf)
+        return params.argmax(-1)
+
+
+class GridChoice(Categorical):
+    """A choice among the points of a grid over a Box. Its features and stored form are those of the Box; a stored
+    action between points counts as the nearest one.
+
+    Critics have a value of every choice: the gradient of the policy has no noise of sampled actions, and traces are cut
+    by the probability of the action that was taken. Where a few values of each dimension are enough, as for most motors
+    (Seyde et al. 2021, arXiv 2111.02552), this learns sooner than a density over the box.
+    """
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        grid = torch.from_numpy(make_grid(space, settings.grid_points))
+        super().__init__(Discrete(n=len(grid)), settings)
+        self.shape, self.points = space.shape, settings.grid_points
+        self.grid_AF = grid.flatten(1)
+        self.strides = tuple(self.points**place for place in reversed(range(space.flat_size)))
+
+    def index(self, action: Tensor) -> Tensor:
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        nearest = ((flat.clamp(-1, 1) + 1) * (0.5 * (self.points - 1))).round().long()
+        return (nearest * torch.tensor(self.strides, device=nearest.device)).sum(-1)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        return super().log_prob(params, self.index(action), legal)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        return super().sample(params, noise, legal) @ self.grid_AF.to(params.device)
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return super().mode(params, legal) @ self.grid_AF.to(params.device)
+
+    def stored(self, features: Tensor) -> Tensor:
+        return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 
 def chosen(probs: Tensor, action: Tensor) -> Tensor:
@@ -227,10 +269,11 @@ class Bits:
 
 _BoxPolicy = TanhGaussian | BetaPolicy | GaussianMixture
 Policy = Categorical | _Categoricals | Bits | _BoxPolicy
-_BOX: dict[str, Callable[[Box, ActorSettings], _BoxPolicy]] = {
+_BOX: dict[str, Callable[[Box, ActorSettings], _BoxPolicy | GridChoice]] = {
     "tanh-gaussian": TanhGaussian,
     "beta": BetaPolicy,
     "gaussian-mixture": GaussianMixture,
+    "grid": GridChoice,
 }
 
 

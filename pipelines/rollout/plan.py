@@ -23,7 +23,7 @@ from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Listener
 from pipelines.lake import collectors
-from pipelines.lake.spaces import is_greedy_by_default
+from pipelines.lake.spaces import Box, is_greedy_by_default, make_grid
 from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
@@ -141,6 +141,8 @@ class CollectionPlan:
         if not (explore is True or (self.behaviour is None and explore == "auto")):
             return None
         schedule = {"steps": max(self.settings.exploration.steps // self.sharers, 1)}
+        actor = self.settings.agent.actor
+        is_on_grid = actor.distribution == "grid" and isinstance(spec.spaces.action, Box)
         exploration = Exploration(
             self.settings.exploration.model_copy(update=schedule),
             spec.spaces.action,
@@ -148,6 +150,7 @@ class CollectionPlan:
             horizon=spec.horizon,
             seed=seed,
             legal=LegalActions(mask, spec.spaces) if mask else None,
+            grid=make_grid(spec.spaces.action, actor.grid_points) if is_on_grid else None,
         )
         # A collector that was added later begins where the others are, not at the start of the schedule.
         exploration.steps = max(before, self.together // self.sharers) // self.actors

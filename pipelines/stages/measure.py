@@ -72,6 +72,7 @@ def measure_env(
     return EnvFacts(
         name=env.name,
         action=type(spec.spaces.action).__name__,
+        action_size=spec.spaces.action.flat_size,
         observation_size=sum(space.flat_size for space in observation.values()),
         has_images=any(isinstance(space, Box) and space.is_image for space in observation.values()),
         has_text=any(isinstance(space, Ragged) for space in observation.values()),

@@ -273,6 +273,8 @@ def test_an_agent_without_critics_has_no_values():
 def test_every_metric_is_documented():
     owner = agent(gammas=[0.9], auxiliary_losses=[{"kind": f"{__name__}:smooth"}])
     _, metrics = owner.loss(batch(owner), generator())
+    moving = agent("box", entropy_weight="auto")
+    metrics |= {name: value for name, value in moving.loss(batch(moving), generator())[1].items() if "weight" in name}
     text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
     table = text[text.index("## Metrics") : text.index("## Speed")]
     documented = set(

@@ -78,5 +78,5 @@ def test_learning_brings_the_entropy_to_minus_one_nat_a_dimension(deviation):
 
 @pytest.mark.parametrize("action", ["discrete", "multi_binary"])
 def test_other_actions_need_a_number(action):
-    with pytest.raises(UsageError, match="needs Box actions"):
+    with pytest.raises(UsageError, match="needs a density over Box actions"):
         agent(action, entropy_weight="auto")

@@ -61,6 +61,7 @@ PENDULUM = EnvFacts(
     reward_max=16.0,
     step_seconds=2e-5,
 )
+CHEETAH = replace(PENDULUM, name="gym:HalfCheetah-v5", action_size=6, horizon=1_000, length_mean=1_000)
 RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
 
 lengths = st.integers(1, 30_000)
@@ -202,6 +203,19 @@ def test_another_encoder_gets_no_settings_of_a_transformer() -> None:
     assert settings_of(choices).agent.sequence.kind == "gru"
 
 
+@pytest.mark.parametrize("actor", [{"distribution": "beta"}, {"distribution": "grid"}])
+def test_the_users_distribution_of_actions_decides_what_follows(actor: dict[str, object]) -> None:
+    for seen in (PENDULUM, CHEETAH):
+        agent = settings_of(chosen(seen, Budget(minutes=5), agent={"actor": actor})[0]).agent
+        assert agent.actor.distribution == actor["distribution"]
+        assert agent.trace == ("retrace" if actor["distribution"] == "grid" else "none")
+
+
+def test_an_agent_that_learns_by_cloning_keeps_it() -> None:
+    agent = settings_of(chosen(CHEETAH, Budget(minutes=5), agent={"kind": "multi-task"})[0]).agent
+    assert (agent.bc_weight, agent.entropy_weight) == (None, 0.0)
+
+
 def test_a_batch_can_be_shared_among_ranks() -> None:
     choices, _ = chosen(LAKE, Budget(minutes=1), train={"ranks": 3, "grad_accumulation": 2})
     assert settings_of(choices).train.batch_size % 6 == 0
@@ -214,12 +228,21 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CARTPOLE, "train.context_length", 32),
         (LAKE, "collect.actors", 128),
         (CARTPOLE, "collect.actors", 16),
-        (PENDULUM, "agent.n_step", 3),
+        (PENDULUM, "agent.actor.distribution", "grid"),
+        (PENDULUM, "agent.actor.grid_points", 5),
+        (PENDULUM, "agent.trace", "retrace"),
+        (PENDULUM, "evaluate.greedy", False),
+        (PENDULUM, "exploration.start", 1.0),
+        (CHEETAH, "agent.n_step", 3),
+        (CHEETAH, "agent.entropy_weight", "auto"),
+        (CHEETAH, "agent.acting_gamma", 0.99),
+        (CHEETAH, "train.context_length", 8),
+        (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (LAKE, "agent.timestep.normalize", False),
         (PENDULUM, "agent.timestep.normalize", True),
-        (PENDULUM, "exploration.start", 0.5),
+        (CHEETAH, "exploration.start", 0.5),
     ],
 )
 def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value: object) -> None:
