@@ -158,7 +158,7 @@ class GridChoice(Categorical):
         grid = torch.from_numpy(make_grid(space, settings.grid_points))
         super().__init__(Discrete(n=len(grid)), settings)
         self.shape, self.points = space.shape, settings.grid_points
-        self.grid_AF = grid.flatten(1)
+        self.grid_AF = grid.reshape(len(grid), -1)
         self.strides = tuple(self.points**place for place in reversed(range(space.flat_size)))
 
     def index(self, action: Tensor) -> Tensor:

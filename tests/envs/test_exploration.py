@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.envs.exploration import Exploration, perturb
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, make_grid
 
 SPACE = Discrete(n=4)
 
@@ -74,6 +74,21 @@ def test_discrete_actions_are_replaced_with_chance_epsilon():
     executed = perturb(np.zeros(40_000, np.int32), np.full(40_000, 0.4), SPACE, rng)
     assert (executed != 0).mean() == pytest.approx(0.4 * 3 / 4, abs=0.01)
     assert set(executed.tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("persistence", [1.0, 20.0])
+def test_actions_on_a_grid_are_replaced_by_its_points_with_chance_epsilon(persistence):
+    grid = make_grid(Box(shape=(2,)), 3)
+    settings = ExplorationSettings(kind="plain", start=0.4, end=0.4, steps=10, randomize=False, persistence=persistence)
+    exploration = Exploration(settings, Box(shape=(2,)), 5000, seed=0, grid=grid)
+    policy = np.full((5000, 2), 0.25, dtype=np.float32)
+    executed, _ = exploration(policy, np.zeros(5000, dtype=np.int64))
+    replaced = (executed != policy).any(1)
+    assert replaced.mean() == pytest.approx(0.4, abs=0.03)
+    assert executed.dtype == np.float32
+    counts = [(executed[replaced] == point).all(1).mean() for point in grid]
+    assert sum(counts) == pytest.approx(1)
+    assert counts == pytest.approx([1 / 9] * 9, abs=0.03)
 
 
 def test_box_actions_get_noise_and_stay_inside():

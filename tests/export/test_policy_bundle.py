@@ -154,6 +154,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
     {"kind": "behaviour-cloning"},
     {"actor": {"hidden": [8], "distribution": "beta"}},
     {"actor": {"hidden": [8], "distribution": "gaussian-mixture"}},
+    {"actor": {"hidden": [8], "distribution": "grid"}},
     {"action_mask": "obs.legal"},
 ])  # fmt: skip
 def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, changes: dict) -> None:

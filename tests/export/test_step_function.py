@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"action": name} for name in ACTIONS if name != "discrete"},
     "beta": {"action": "box", "actor": {"hidden": [16], "distribution": "beta"}},
     "mixture": {"action": "box", "actor": {"hidden": [16], "distribution": "gaussian-mixture"}},
+    "grid": {"action": "box", "actor": {"hidden": [16], "distribution": "grid"}},
     "gumbel": {"actor": {"hidden": [16], "gumbel": True}},
     "mixed": {"observation": MIXED},
     "impala": {"observation": MIXED, "timestep": {"hidden": [16], "output": 12, "image": {"kind": "impala"}}},

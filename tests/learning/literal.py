@@ -2,6 +2,8 @@
 autograd through everything, beyond the encoders in float64. Slow; shares nothing with the agent but encoders and
 distributions."""
 
+from itertools import product
+
 import torch
 from torch.nn import functional as F
 
@@ -119,6 +121,17 @@ class Literal:
         split = noise[..., :size].reshape(rows, len(self.gammas), samples, -1)
         return split, noise[..., size:].argsort(-1, descending=True)[..., : self.settings.critic.subset]
 
+    def number(self, taken):
+        """The number of the choice that an action is: of the nearest point of a grid; None without choices."""
+        actor = self.settings.actor
+        if isinstance(self.agent.spaces.action, Discrete):
+            return int(taken)
+        if actor.distribution != "grid":
+            return None
+        values = [-1 + 2 * k / (actor.grid_points - 1) for k in range(actor.grid_points)]
+        points = torch.tensor([*product(values, repeat=taken.numel())])
+        return int((points - taken.flatten()).square().sum(1).argmin())
+
     def legal(self, data, b, t):
         name = self.settings.action_mask
         return data.observation[name][b, t] > 0 if name else None
@@ -132,14 +145,14 @@ class Literal:
         return self.denormalized(torch.stack(of).min() if self.online > 0 else torch.stack(of).mean(), g)
 
     def taken_after(self, data, h, b, t, i, g, drawn):
-        """Of the action taken after step t: its value by the drawn critic that is least for the policy, and its
-        probability."""
-        agent, state, taken = self.agent, h[b, t + 1], int(data.action[b, t + 2])
+        """Of the action taken after step t: its value by the drawn critic that is least for the policy, its
+        probability, and the number of choices."""
+        agent, state, taken = self.agent, h[b, t + 1], self.number(data.action[b, t + 2])
         actor = agent.target_heads.actor if self.settings.target_actor else agent.heads.actor
         probs = agent.heads.policy.probs(actor(state)[g], self.legal(data, b, t + 1))
         tables = [self.table(agent.target_heads.critic, c, state, g) for c in drawn[i, g].tolist()]
         least = min(tables, key=lambda values: float((values * probs).sum()))
-        return self.denormalized(least[taken], g), probs[taken]
+        return self.denormalized(least[taken], g), probs[taken], len(probs)
 
     @torch.no_grad()
     def targets(self, data, h, rows, generator):
@@ -158,10 +171,10 @@ class Literal:
                         if self.settings.trace == "peng":
                             correction, share = out[place[b, t + 1], g] - value, self.settings.trace_decay
                         else:
-                            q, prob = self.taken_after(data, h, b, t, i, g, drawn)
+                            q, prob, choices = self.taken_after(data, h, b, t, i, g, drawn)
                             if self.settings.trace == "retrace":
                                 legal = self.legal(data, b, t + 1)
-                                possible = self.agent.spaces.action.n if legal is None else int(legal.sum())
+                                possible = choices if legal is None else int(legal.sum())
                                 prob = min(prob / (1 / possible), 1.0)
                             correction, share = out[place[b, t + 1], g] - q, self.settings.trace_decay * prob
                         value = value + share * correction
@@ -256,7 +269,7 @@ class Literal:
         log_probs = {}
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
-            index = int(taken) if isinstance(agent.spaces.action, Discrete) else None
+            index = self.number(taken)
             action = self.shown(features(taken, agent.spaces.action).double())
             legal, state = self.legal(data, b, t), h[b, t]
             importance = 1.0 if data.importance is None else data.importance[b]

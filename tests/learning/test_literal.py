@@ -17,6 +17,7 @@ EVEN = {"labels": "two-hot", "symlog": False, "bins": 5, "low": -3, "high": 2, "
 SMALL = {"actor": {"hidden": [8]}, "critic": {"hidden": [8, 6]}, "timestep": {"hidden": [8], "output": 8}}
 LENGTHS = {"lengths": (5, 3), "rows": 5}
 
+GRID = {"distribution": "grid", "grid_points": 2, "hidden": [8]}
 CASES = {
     **{f"actor-critic {action}": (action, {}) for action in ACTIONS},
     **{f"multi-task {action}": (action, MULTI) for action in ACTIONS},
@@ -51,6 +52,9 @@ CASES = {
     "one discount": ("box", {"gammas": []}),
     "without value normalization": ("discrete", {"popart": {"enabled": False}}),
     "beta": ("box", {"actor": {"distribution": "beta", "hidden": [8]}}),
+    "grid": ("box", {"actor": {"distribution": "grid", "hidden": [8]}, "entropy_weight": 0.1}),
+    "grid with traces": ("box", {"actor": GRID, "trace": "retrace", "trace_decay": 0.9}),
+    "grid of a multi-task agent": ("box", MULTI | {"actor": GRID}),
     "mixture": ("box", {"actor": {"distribution": "gaussian-mixture", "hidden": [8]}}),
     "gumbel": ("multi_discrete", {"actor": {"gumbel": True, "hidden": [8]}}),
     "gumbel of bits": ("multi_binary", {"actor": {"gumbel": True, "hidden": [8]}}),

@@ -16,7 +16,7 @@ def generator():
 
 def test_update_by_hand():
     weight = Temperature(2, action_size=2)
-    # The target of two dimensions is -2 nats. Means: -2.5 (a quarter nat a dimension short), and 4 (clipped to one nat).
+    # Two dimensions should have -2 nats. The means are -2.5, a quarter nat a dimension too little, and 4, clipped to 1.
     weight.update(torch.tensor([[-2.0, 5.0], [-3.0, 3.0]]))
     expected = [math.log(0.1) + 0.02 * 0.25, math.log(0.1) - 0.02]
     torch.testing.assert_close(weight.log_weight_G, torch.tensor(expected))

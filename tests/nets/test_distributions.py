@@ -1,5 +1,6 @@
 """Policies against torch.distributions and by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from torch import distributions as td
 from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.nets.distributions import distribution, mix_floor, pick
 
@@ -38,7 +40,9 @@ def stored(space, leading, generator):
 def policies():
     """Each space with each of its distributions."""
     for name, space in SPACES.items():
-        families = [{"distribution": kind} for kind in KINDS] if isinstance(space, Box) else [{}, {"gumbel": True}]
+        families: list[dict] = [{}, {"gumbel": True}]
+        if isinstance(space, Box):
+            families = [{"distribution": kind} for kind in (*KINDS, "grid")]
         for options in families:
             yield pytest.param(space, ActorSettings(**options), id=f"{name} {options or ''}")
 
@@ -202,6 +206,31 @@ def test_beta_equals_the_reference():
     )
     entropy = (td.Beta(a, b).entropy() + math.log(2)).sum(-1)
     torch.testing.assert_close(policy.entropy(params), entropy, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "points"), [((), 2), ((3,), 4), ((2, 2), 3)])
+def test_grid_of_points_by_hand(shape, points):
+    policy = distribution(
+        Box(shape=shape), ActorSettings(distribution="grid", grid_points=points, probability_floor=0.0)
+    )
+    axis = [-1 + 2 * k / (points - 1) for k in range(points)]
+    size = math.prod(shape)
+    expected = torch.tensor([*itertools.product(axis, repeat=size)]).reshape(-1, *shape)
+    everything = torch.arange(points**size)
+    assert torch.equal(policy.index(expected), everything)
+    between = (expected + 0.4 / (points - 1) * (2 * torch.rand(expected.shape) - 1)).clamp(-1, 1)
+    assert torch.equal(policy.index(between), everything)
+    params = 50.0 * torch.eye(points**size)
+    torch.testing.assert_close(policy.stored(policy.mode(params)), expected)
+    torch.testing.assert_close(policy.stored(policy.sample(params, torch.rand(len(params), 1))), expected)
+    torch.testing.assert_close(
+        policy.log_prob(torch.zeros_like(params), between), torch.full((len(params),), -math.log(len(params)))
+    )
+
+
+def test_grid_of_too_many_points_is_refused():
+    with pytest.raises(UsageError, match="Box of 17 dimensions"):
+        distribution(Box(shape=(17,)), ActorSettings(distribution="grid"))
 
 
 @pytest.mark.parametrize("deviation", [0.05, 0.3, 1.0])
