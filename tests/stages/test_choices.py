@@ -235,7 +235,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (PENDULUM, "exploration.start", 1.0),
         (CHEETAH, "agent.n_step", 3),
         (CHEETAH, "agent.entropy_weight", "auto"),
-        (CHEETAH, "agent.acting_gamma", 0.99),
+        (CHEETAH, "agent.acting_gamma", 0.999),
         (CHEETAH, "train.context_length", 8),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
