@@ -211,11 +211,6 @@ def test_the_users_distribution_of_actions_decides_what_follows(actor: dict[str,
         assert agent.trace == ("retrace" if actor["distribution"] == "grid" else "none")
 
 
-def test_an_agent_that_learns_by_cloning_keeps_it() -> None:
-    agent = settings_of(chosen(CHEETAH, Budget(minutes=5), agent={"kind": "multi-task"})[0]).agent
-    assert (agent.bc_weight, agent.entropy_weight) == (None, 0.0)
-
-
 def test_a_batch_can_be_shared_among_ranks() -> None:
     choices, _ = chosen(LAKE, Budget(minutes=1), train={"ranks": 3, "grad_accumulation": 2})
     assert settings_of(choices).train.batch_size % 6 == 0
@@ -234,7 +229,6 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (PENDULUM, "evaluate.greedy", False),
         (PENDULUM, "exploration.start", 1.0),
         (CHEETAH, "agent.n_step", 3),
-        (CHEETAH, "agent.entropy_weight", "auto"),
         (CHEETAH, "agent.acting_gamma", 0.999),
         (CHEETAH, "train.context_length", 8),
         (CHEETAH, "train.batch_size", 16),
