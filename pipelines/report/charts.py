@@ -25,7 +25,7 @@ _ZOOM = {
 _PADDED = {"zero": False, "nice": False, "padding": 5}
 # A text without a format is looked up in the wrong place where the nearest point is shown (Vega-Lite 6.4).
 _CUT = {"formatType": "truncate", "format": "120"}
-_DOTTED, _DASHED = [2, 3], [7, 4]
+_DASHES = {"dotted": [2, 3], "dashed": [7, 4]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Theme:
     lines: tuple[str, ...]
 
     def config(self) -> dict[str, Any]:
-        """Return the Vega-Lite configuration of all charts."""
+        """Build the Vega-Lite configuration that all charts share."""
         text = {"labelColor": self.ink, "titleColor": self.ink, "labelFontSize": 11.5, "titleFontSize": 12}
         axis = {
             **text,
@@ -92,11 +92,11 @@ DARK = Theme(
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A named line with an optional band (`low`, `high`, e.g. a 95% interval) of as many values.
+    """A named line of `values`, with an optional band from `low` to `high`, such as a 95% interval.
 
-    `x` (default: 1, 2, ...) has as many values, too. A `reference` (random, optimal) is drawn as a quiet dashed line;
-    with a single value it spans the picture. Values that are not `joined` are points with bars: a line between two
-    evaluations would claim what lies between them.
+    `x` (default: 1, 2, ...), `low` and `high` have one number per value. A `reference`, such as random or optimal play,
+    is a quiet dashed line; with a single value it spans the picture. Values that are not `joined` are points with bars,
+    since a line between two distant evaluations would claim to know what happened between them.
     """
 
     name: str
@@ -120,10 +120,15 @@ class Series:
         """The x of every value."""
         return self.x if self.x is not None else range(1, len(self.values) + 1)
 
+    @property
+    def dash_name(self) -> str:
+        """How the line is drawn: `dotted` for random play, `dashed` for other references, empty for a plain line."""
+        return ("dotted" if self.name.startswith("random") else "dashed") if self.reference else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A chart of lines: `share`: values are shares of 1; `whole`: x are whole numbers, such as attempts."""
+    """A chart of lines. `share`: values are shares of 1. `whole`: x are whole numbers, such as attempts."""
 
     series: Sequence[Series]
     x_title: str
@@ -142,15 +147,26 @@ class Lines:
         return [each for each in self.series if each.reference]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the data as Vega-Lite reads it: a row for each point of each series."""
-        return [row for each in self.series for row in _rows(each, self._span())]
+        """List the data as Vega-Lite reads it: a row for each point of each series."""
+        rows = []
+        for series in self.series:
+            values, places = list(series.values), list(series.places)
+            if series.reference and len(values) == 1:
+                values, places = values * 2, list(self._span())
+            for number, (place, value) in enumerate(zip(places, values, strict=True)):
+                row: dict[str, Any] = {"series": series.name, "x": float(place), "y": float(value)}
+                row |= {"reference": series.reference, "joined": series.joined}
+                if series.low is not None and series.high is not None:
+                    row |= {"low": float(series.low[number]), "high": float(series.high[number])}
+                rows.append(row)
+        return rows
 
     def _span(self) -> tuple[float, float]:
         places = [place for each in self.series if len(each.values) > 1 or not each.reference for place in each.places]
         return (min(places), max(places)) if places else (0.0, 1.0)
 
     def spec(self, theme: Theme, *, width: int | str = 520, height: int = 300) -> dict[str, Any]:
-        """Return the specification of a picture, without its data."""
+        """Build the specification of a picture, without its data."""
         low, high = self._span()
         room = 0.15 if self.whole else 0.0
         x = self._x(int(low), int(high))
@@ -162,7 +178,10 @@ class Lines:
         return {"width": width, "height": height, "encoding": {"x": x}, "layer": layers}
 
     def interactive_spec(self, *, height: int = 260, tick_count: int = 7) -> dict[str, Any]:
-        """Return the specification for a page, where a script adds data and colours: hover, zoom, and no legend."""
+        """Build the specification for a page: with hover and zoom, and without a legend.
+
+        A script of the page adds data and colours.
+        """
         low, high = self._span()
         x = self._x(int(low), int(high)) if self.whole else self._x(0, 0, tick_count)
         x["scale"] = {"domain": [low - 0.15, high + 0.15]} if self.whole and high > low else _PADDED
@@ -213,7 +232,7 @@ class Lines:
     ) -> Iterator[dict[str, Any]]:
         """Yield bands, references and the series' own lines."""
         own, references = [each.name for each in self.own], [each.name for each in self.references]
-        dashes = [[1, 0]] * len(own) + [_DOTTED if is_random(name) else _DASHED for name in references]
+        dashes = [[1, 0]] * len(own) + [_DASHES[each.dash_name] for each in self.references]
         dash = {
             "field": "series",
             "type": "nominal",
@@ -253,8 +272,9 @@ class Lines:
 
 
 def make_a_curve(places: Sequence[float]) -> bool:
-    """Whether evaluations at these places may be joined by a line: three or more, and none far from the others. A line
-    from the evaluation before training to those after it would look like learning at a constant rate.
+    """Decide whether evaluations at these x may be joined by a line: three or more, and none far from the others.
+
+    A line from the evaluation before training to those after it would look like learning at a constant rate.
 
     >>> make_a_curve([0, 3900, 4000]), make_a_curve([100, 200, 300])
     (False, True)
@@ -264,13 +284,8 @@ def make_a_curve(places: Sequence[float]) -> bool:
     return len(gaps) > 1 and max(gaps) <= sum(gaps) / 2
 
 
-def is_random(name: str) -> bool:
-    """Return whether a reference is drawn dotted, as random play, rather than dashed."""
-    return name.startswith("random")
-
-
 def bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, Any]:
-    """Return the specification of horizontal bars of rows with `name` and `value`; stacked: and `part`."""
+    """Specify horizontal bars for rows with `name` and `value`; `stacked` ones also have `part`."""
     x = {"field": "value", "type": "quantitative", "title": value, "axis": dict(_NUMBERS, tickCount=6)}
     y = {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "domain": False}}
     shown = {"field": "value", "type": "quantitative", "title": value, "format": ",.4~r"}
@@ -279,7 +294,7 @@ def bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, A
 
 
 def histogram(*, value: str, height: int = 180) -> dict[str, Any]:
-    """Return the specification of a histogram of rows with `low`, `high` and `count`."""
+    """Specify a histogram for rows with `low`, `high` and `count`."""
     x = {"field": "low", "type": "quantitative", "bin": {"binned": True}, "title": value, "axis": dict(_NUMBERS)}
     x["scale"] = {"zero": False, "nice": False}
     y = {"field": "count", "type": "quantitative", "title": "trajectories", "axis": dict(_NUMBERS, tickCount=4)}
@@ -292,20 +307,8 @@ def histogram(*, value: str, height: int = 180) -> dict[str, Any]:
     return {"width": "container", "height": height, "mark": "bar", "encoding": encoding}
 
 
-def _rows(series: Series, span: tuple[float, float]) -> Iterator[dict[str, Any]]:
-    values, places = list(series.values), list(series.places)
-    if series.reference and len(values) == 1:
-        values, places = values * 2, list(span)
-    for number, (place, value) in enumerate(zip(places, values, strict=True)):
-        row: dict[str, Any] = {"series": series.name, "x": float(place), "y": float(value)}
-        row |= {"reference": series.reference, "joined": series.joined}
-        if series.low is not None and series.high is not None:
-            row |= {"low": float(series.low[number]), "high": float(series.high[number])}
-        yield row
-
-
 def ticks(first: int, last: int) -> list[int]:
-    """Return about ten whole numbers from `first` to `last`.
+    """Choose about ten whole numbers from `first` to `last`.
 
     >>> ticks(1, 25)
     [1, 4, 7, 10, 13, 16, 19, 22, 25]
@@ -313,8 +316,8 @@ def ticks(first: int, last: int) -> list[int]:
     return list(range(first, last + 1, max(1, -(-(last - first + 1) // 10))))
 
 
-def titled(spec: Mapping[str, Any], title: str, theme: Theme) -> dict[str, Any]:
-    """Return a complete specification: with a title, on paper."""
+def add_title(spec: Mapping[str, Any], title: str, theme: Theme) -> dict[str, Any]:
+    """Complete a specification with its schema, a title if there is one, and the theme's colours and paper."""
     named = {"title": {"text": title}} if title else {}
     config = theme.config() | {"background": theme.paper, "padding": 14}
     return {"$schema": _SCHEMA, **named, **spec, "config": config}

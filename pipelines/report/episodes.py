@@ -1,30 +1,32 @@
-"""Sample episodes of a lake: frames where observations are pictures, rewards, and the agent's values by step."""
+"""Episodes on a page: samples of a lake with frames, rewards and the agent's values, and videos of evaluations."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
-from pipelines.files.malformed import UNREADABLE
+from pipelines.files.malformed import UNREADABLE, read_limited
 from pipelines.lake import reading
 from pipelines.lake.reading import SampledTrajectory
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
-from pipelines.report.frames import as_frames, is_image, png
-from pipelines.report.markup import Markup, element, facts, folded, joined, table
+from pipelines.report.frames import as_frames, encode_png, is_image
+from pipelines.report.markup import Markup, element, facts, fold, join, table
 from pipelines.report.page import Charts, Curve
-from pipelines.report.shown import text
+from pipelines.report.shown import ShownRun, text
 
 Critic = Callable[[Trajectory, Schema], Mapping[str, np.ndarray]]
 Draw = Callable[[Lake, str, int], np.ndarray | None]
 """Draws a trajectory of a lake by its uid, in a number of frames at most."""
 _FIGURES = ("q", "v", "advantage", "weight", "disagreement", "action_gap", "agreement", "entropy")
+_MARKS = {"reset": "r", "terminated": "T", "truncated": "t"}
 _WHOLE = "(tags['unfinished'] is null and not continues)"  # not cut off when a stage ended; of pieces, the last one
 _MOST_STEPS = 600  # that a chart shows
 _MOST_ROWS = 300  # of a table
@@ -32,10 +34,13 @@ _MOST_COMPONENTS = 8
 _MOST_FRAMES = 48  # of an episode
 _MOST_SIDE = 160  # pixels of a frame
 _MOST_BYTES = 400_000  # of an episode's frames
+_MOST_VIDEOS = 4
+_MOST_VIDEO_BYTES = 4 << 20  # of one video
+_MOST_NAMES = 10_000
 _UNDRAWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
 
 
-def section(
+def sample_section(
     lake: Lake,
     charts: Charts,
     *,
@@ -45,25 +50,24 @@ def section(
     note: str = "",
     listener: Listener = silent,
 ) -> Markup:
-    """Return `count` episodes of the newest policy in the lake, chosen by chance, with the values that `critic` gives
-    and the frames that `draw` draws.
+    """Show `count` random episodes of the newest policy in the lake.
 
-    `note`: why there are no values.
+    `critic` gives the agent's values and `draw` the frames; `note` says why there are no values.
     """
     [newest] = lake.sql(f"select max(policy_version) as v from trajectories where {_WHOLE}")
     where = "" if newest["v"] is None else f"{_WHOLE} and policy_version = {int(newest['v'])}"
     found = list(reading.sample(lake, count, where=where, whole=True, listener=listener))
-    shown = [_episode(number, each, lake, charts, critic, draw) for number, each in enumerate(found, 1)]
-    return joined(element("p", note, class_="warning") if note else None, *shown)
+    shown = [_show_episode(number, each, lake, charts, critic, draw) for number, each in enumerate(found, 1)]
+    return join(element("p", note, class_="warning") if note else None, *shown)
 
 
-def _episode(
+def _show_episode(
     number: int, found: SampledTrajectory, lake: Lake, charts: Charts, critic: Critic | None, draw: Draw | None
 ) -> Markup:
     row, schema, columns = found.row, lake.schema(found.schema_id), found.trajectory.columns
-    figures = (
-        {} if critic is None else {name: _acting(value) for name, value in critic(found.trajectory, schema).items()}
-    )
+    figures = {} if critic is None else critic(found.trajectory, schema)
+    # Of the discounts, the last one is that of the policy that acts.
+    figures = {name: values[:, -1] if values.ndim == 2 else values for name, values in figures.items()}
     success = row.get("success")
     known = facts(
         [
@@ -77,33 +81,31 @@ def _episode(
             ("trajectory", row["uid"]),
         ]
     )
-    frames = list(_frames(columns, schema)) or _drawn(lake, row, draw)
-    drawn = [*_lines(number, columns, figures, charts), *_observations(number, columns, schema, charts)]
     return element(
         "div",
         element("h3", f"Episode {number}: {text(row.get('env'), 80)}"),
         known,
-        *frames,
-        element("div", *drawn, class_="grid small"),
-        folded("Step by step", _steps(columns, figures)),
+        *_show_frames(columns, schema, lake, row, draw),
+        element("div", *_draw_charts(number, columns, figures, schema, charts), class_="grid small"),
+        fold("Step by step", _tabulate_steps(columns, figures)),
         class_="episode",
     )
 
 
-def _acting(values: np.ndarray) -> np.ndarray:
-    """Return the figures of the acting discount, the last one."""
-    return values[:, -1] if values.ndim == 2 else values
-
-
-def _lines(
-    number: int, columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray], charts: Charts
+def _draw_charts(
+    number: int,
+    columns: Mapping[str, np.ndarray],
+    figures: Mapping[str, np.ndarray],
+    schema: Schema,
+    charts: Charts,
 ) -> Iterator[Markup]:
-    """Yield the rewards, and the critic's values."""
+    """Yield charts of the rewards, the critic's values, numeric actions, and observations of few numbers."""
+    of = f"episode {number}"
     rewards = columns["reward"][1:][:_MOST_STEPS]
     steps = list(range(len(rewards)))
     summed = Curve(name="reward", values=rewards.tolist(), x=steps, color=0)
     total = Curve(name="return so far", values=np.cumsum(rewards, dtype=np.float64).tolist(), x=steps, color=1)
-    yield charts.lines("Reward", [summed, total], x="step", y="", height=150, of=f"episode {number}")
+    yield charts.lines("Reward", [summed, total], x="step", y="", height=150, of=of)
     groups = {"Value": ("q", "v"), "Advantage": ("advantage",), "Action gap": ("action_gap",), "Entropy": ("entropy",)}
     for title, names in groups.items():
         curves = [
@@ -112,19 +114,14 @@ def _lines(
             if name in figures and np.isfinite(figures[name]).any()
         ]
         if curves:
-            yield charts.lines(title, curves, x="step", y="", height=150, of=f"episode {number}")
-
-
-def _observations(number: int, columns: Mapping[str, np.ndarray], schema: Schema, charts: Charts) -> Iterator[Markup]:
-    """Yield the action where it is a number, and small numeric observations."""
+            yield charts.lines(title, curves, x="step", y="", height=150, of=of)
     for column in schema.columns:
-        if (
-            column.role not in ("observation", "action")
-            or is_image(column.dtype, column.shape)
-            or column.name not in columns
-        ):
+        if column.role not in ("observation", "action") or column.name not in columns:
+            continue
+        if is_image(column.dtype, column.shape):
             continue
         values = columns[column.name]
+        # No action led to row 0: action t stands in row t + 1.
         values = (values[1:] if column.role == "action" else values)[: _MOST_STEPS + 1]
         if values.dtype.kind not in "biuf":
             continue
@@ -132,42 +129,40 @@ def _observations(number: int, columns: Mapping[str, np.ndarray], schema: Schema
         if not 0 < flat.shape[1] <= _MOST_COMPONENTS:
             continue
         name = text(column.name, 60)
-        curves = [
-            Curve(
-                name=name if flat.shape[1] == 1 else f"{name}[{place}]",
-                values=part.tolist(),
-                x=range(len(part)),
-                color=place,
-            )
-            for place, part in enumerate(flat.T)
-        ]
-        yield charts.lines(name, curves, x="step", y="", height=150, of=f"episode {number}")
+        curves = []
+        for place, part in enumerate(flat.T):
+            label = name if flat.shape[1] == 1 else f"{name}[{place}]"
+            curves.append(Curve(name=label, values=part.tolist(), x=range(len(part)), color=place))
+        yield charts.lines(name, curves, x="step", y="", height=150, of=of)
 
 
-def _frames(columns: Mapping[str, np.ndarray], schema: Schema) -> Iterator[Markup]:
-    """Yield strips of observations that are pictures."""
+def _show_frames(
+    columns: Mapping[str, np.ndarray], schema: Schema, lake: Lake, row: Mapping[str, Any], draw: Draw | None
+) -> list[Markup]:
+    """Show the observations that are pictures or, without any, what the environment draws, if it can draw this."""
+    shown = []
     for column in schema.columns:
         if column.role == "observation" and column.name in columns and is_image(column.dtype, column.shape):
             frames = as_frames(columns[column.name])
             places = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().astype(int))
-            yield _strip(frames[places], text(column.name, 60), of=len(frames))
-
-
-def _drawn(lake: Lake, row: Mapping[str, Any], draw: Draw | None) -> list[Markup]:
-    """Return a strip of what the environment draws; nothing where it cannot draw this episode."""
-    if draw is None:
-        return []
+            shown.append(_show_strip(frames[places], text(column.name, 60), of=len(frames)))
+    if shown or draw is None:
+        return shown
     try:
-        frames = draw(lake, row["uid"], _MOST_FRAMES)
+        drawn = draw(lake, row["uid"], _MOST_FRAMES)
     except _UNDRAWN:
         return []
-    return [] if frames is None else [_strip(frames, f"drawn by {text(row.get('env'), 60)}", of=row["length"] + 1)]
+    name = f"drawn by {text(row.get('env'), 60)}"
+    return [] if drawn is None else [_show_strip(drawn, name, of=row["length"] + 1)]
 
 
-def _strip(frames: np.ndarray, name: str, *, of: int) -> Markup:
-    """Return frames (T, H, W, C) as pictures in rows; `of`: number of frames from which they were chosen."""
+def _show_strip(frames: np.ndarray, name: str, *, of: int) -> Markup:
+    """Embed frames (T, H, W, C), chosen from `of` frames, as pictures in rows.
+
+    Large frames lose pixels, and a large strip loses frames, so that a page stays small.
+    """
     every = max(1, -(-max(frames.shape[1:3]) // _MOST_SIDE))
-    pictures = [png(np.ascontiguousarray(frame[::every, ::every])) for frame in frames]
+    pictures = [encode_png(np.ascontiguousarray(frame[::every, ::every])) for frame in frames]
     size = sum(map(len, pictures))
     kept = pictures[:: -(-size // _MOST_BYTES)]
     caption = f"{len(kept)} of {of:,} frames, in order: {name}"
@@ -176,29 +171,63 @@ def _strip(frames: np.ndarray, name: str, *, of: int) -> Markup:
     return element("figure", strip, element("figcaption", element("p", caption)))
 
 
-def _steps(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> Markup:
+def _tabulate_steps(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> Markup:
     names = [name for name in _FIGURES if name in figures]
+    marks = {name: mark for name, mark in _MARKS.items() if name in columns}
     length = len(columns["reward"]) - 1
-    rows = [
-        [
-            step,
-            _plain(columns["action"][step + 1]),
-            float(columns["reward"][step + 1]),
-            _flags(columns, step + 1),
-            *(float(figures[name][step]) for name in names),
-        ]
-        for step in range(min(length, _MOST_ROWS))
-    ]
+    rows = []
+    for step in range(min(length, _MOST_ROWS)):
+        parts = np.asarray(columns["action"][step + 1]).reshape(-1).tolist()[:_MOST_COMPONENTS]
+        action = parts[0] if len(parts) == 1 else " ".join(f"{part:.3g}" for part in parts)
+        flags = "".join(mark for name, mark in marks.items() if np.any(columns[name][step + 1]))
+        values = (float(figures[name][step]) for name in names)
+        rows.append([step, action, float(columns["reward"][step + 1]), flags, *values])
     cut = f", the first {_MOST_ROWS} of {length:,}" if length > _MOST_ROWS else ""
     caption = f"Steps{cut}. r: the task begins again, T: termination, t: truncation"
     return table(["step", "action", "reward", "ends", *names], rows, caption=caption)
 
 
-def _flags(columns: Mapping[str, np.ndarray], row: int) -> str:
-    marks = {"reset": "r", "terminated": "T", "truncated": "t"}
-    return "".join(mark for name, mark in marks.items() if name in columns and np.any(columns[name][row]))
+def video_section(run: ShownRun) -> Markup | None:
+    """Embed the videos of the newest evaluation that has some; None if there are none of a reasonable size."""
+    folder = run.stored.path / "videos"
+    if not folder.is_dir():
+        return None
+    names = sorted((path.name for path in folder.iterdir()), reverse=True)[:_MOST_NAMES]
+    stems = [name.rpartition("-")[0] for name in names if name.endswith((".mp4", ".gif"))]
+    chosen = sorted(name for name in names if stems and name.rpartition("-")[0] == stems[0])
+    shown = [video for name in chosen if (video := _embed_video(folder / name)) is not None][:_MOST_VIDEOS]
+    if not shown:
+        return None
+    about = f"Episodes of evaluation {text(stems[0], 60)}, with attempt, reward, return and the agent's value."
+    return join(element("p", about), element("div", *shown, class_="grid small"))
 
 
-def _plain(value: np.ndarray) -> Any:
-    parts = np.asarray(value).reshape(-1).tolist()[:_MOST_COMPONENTS]
-    return parts[0] if len(parts) == 1 else " ".join(f"{part:.3g}" for part in parts)
+def _embed_video(path: Path) -> Markup | None:
+    """Embed a video file; None for one that is large, or whose content is not what its name says."""
+    try:
+        content = read_limited(path, _MOST_VIDEO_BYTES)
+    except OSError:
+        return None
+    kind = None
+    if path.suffix == ".mp4" and content[4:8] == b"ftyp":
+        kind = "video/mp4"
+    elif path.suffix == ".gif" and content[:6] in (b"GIF87a", b"GIF89a"):
+        kind = "image/gif"
+    if kind is None:
+        return None
+    source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    caption = element("figcaption", text(path.stem, 80))
+    label = f"Video of an episode: {text(path.stem, 80)}"
+    if path.suffix == ".gif":
+        return element("figure", caption, element("img", src=source, alt=label, class_="video"))
+    player = element(
+        "video",
+        src=source,
+        controls=True,
+        muted=True,
+        playsinline=True,
+        preload="metadata",
+        class_="video",
+        aria_label=label,
+    )
+    return element("figure", caption, player)

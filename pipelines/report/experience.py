@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +10,23 @@ from pipelines.events import Listener, silent
 from pipelines.lake.sql.describing import describe
 from pipelines.lake.store import Lake
 from pipelines.report.charts import histogram
-from pipelines.report.markup import Markup, element, facts, folded, joined, table
+from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
 
 _BINS = 30
 _MOST_TASKS = 20
 _MOST_VERSIONS = 300
+# Columns of the tables, with their titles.
+_TASKS = {
+    **{"env": "environment", "task": "task", "trajectories": "trajectories", "episodes": "episodes", "steps": "steps"},
+    **{"length_mean": "mean length", "return_mean": "mean return", "success_mean": "success"},
+}
+_POLICIES = {
+    **{"policy_id": "policy", "trajectories": "trajectories", "versions": "versions", "oldest_version": "oldest"},
+    **{"newest_version": "newest", "newest_checkpoint": "newest checkpoint", "lag": "updates behind"},
+}
+_COLLECTORS = {name: name for name in ("collector", "trajectories", "steps", "run", "host")}
 _ORIGINAL = "base_uid is null and complete"
 # Of more versions than _MOST_VERSIONS, neighbours share a point.
 _BY_VERSION = f"""
@@ -41,8 +51,8 @@ where {_ORIGINAL} and isfinite({{column}}::double) group by 1 order by 1 limit {
 """
 
 
-def lake_of(run: ShownRun) -> Lake | None:
-    """Return the run's own lake, else the first one that it was trained on, if it is there."""
+def find_lake(run: ShownRun) -> Lake | None:
+    """Find the run's own lake, or else the first one that it was trained on, if that is still there."""
     recorded = run.stored.record.get("lakes")
     entries = recorded if isinstance(recorded, list) else []
     places = [entry.get("lake") for entry in entries if isinstance(entry, Mapping)]
@@ -54,12 +64,15 @@ def lake_of(run: ShownRun) -> Lake | None:
     return None
 
 
-def collected(run: ShownRun, lake: Lake, charts: Charts) -> Iterator[Markup]:
-    """Yield what the episodes in the lake returned, by the version of the policy that acted."""
+def collection_chart(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None:
+    """Draw the success, or else the return, of collected episodes by the version of the policy that acted.
+
+    None if fewer than two versions acted.
+    """
     rows = list(lake.sql(_BY_VERSION))
     if len(rows) < 2:
-        return
-    along = run.along_of([float(row["version"]) for row in rows])
+        return None
+    along = run.at_updates([float(row["version"]) for row in rows])
     counts = [float(row["count"]) for row in rows]
     for key, name, share in (("success", "Success", True), ("r", "Return", False)):
         if all(row[key] is None for row in rows):
@@ -67,14 +80,13 @@ def collected(run: ShownRun, lake: Lake, charts: Charts) -> Iterator[Markup]:
         values = [float("nan") if row[key] is None else float(row[key]) for row in rows]
         curve = Curve(name=f"{name.lower()} while collecting", values=values, along=along, run=run.number)
         about = f"Mean of {sum(counts) / len(counts):,.0f} episodes at a time, exploration included, by who acted."
-        yield charts.lines(f"{name} while collecting", [curve], y=name.lower(), about=about, share=share)
-        return
+        return charts.lines(f"{name} while collecting", [curve], y=name.lower(), about=about, share=share)
+    return None
 
 
-def section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
-    """Describe a lake."""
+def lake_section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
+    """Describe a lake: its size, distributions of its episodes, and tables of tasks, policies and collectors."""
     found = describe(lake, listener=listener)
-    size = found["bytes"]
     known = facts(
         [
             ("lake", lake.name),
@@ -83,23 +95,39 @@ def section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
             ("relabelled copies among them", f"{found['overlays']:,}" if found["overlays"] else None),
             ("environment steps", f"{found['steps']:,}"),
             ("tasks", f"{found['task_count']:,}"),
-            ("size", f"{size / 2**20:,.1f} MiB in {found['segments']:,} segments"),
+            ("size", f"{found['bytes'] / 2**20:,.1f} MiB in {found['segments']:,} segments"),
             ("expired trajectories", f"{found['expired_trajectories']:,}" if found["expired_trajectories"] else None),
         ]
     )
-    shown = [
-        _histogram(lake, charts, "Returns", '"return"', "return"),
-        _histogram(lake, charts, "Lengths", "length", "steps"),
-        _histogram(lake, charts, "Policy versions", "policy_version", "update at which the policy acted"),
+    histograms = [
+        _draw_histogram(lake, charts, "Returns", '"return"', "return"),
+        _draw_histogram(lake, charts, "Lengths", "length", "steps"),
+        _draw_histogram(lake, charts, "Policy versions", "policy_version", "update at which the policy acted"),
     ]
-    tables = [_tasks(found), _policies(found), _collectors(found)]
-    return joined(known, element("div", *shown, class_="grid small"), *tables)
+
+    def fold_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], caption: str) -> Markup:
+        cells = [[text(v, 120) if isinstance(v := row[name], str) else v for name in columns] for row in rows]
+        return fold(title, table(list(columns.values()), cells, caption=caption))
+
+    most = f", the {_MOST_TASKS} with the most trajectories" if found["task_count"] > _MOST_TASKS else ""
+    tables: list[Child] = [
+        fold_table(f"Tasks ({found['task_count']:,})", found["tasks"][:_MOST_TASKS], _TASKS, f"Tasks{most}")
+    ]
+    if found["policies"]:
+        caption = "Policies that acted, and how far the newest of each is behind its run's newest checkpoint"
+        tables.append(fold_table("Policies and staleness", found["policies"], _POLICIES, caption))
+    if found["collectors"]:
+        tables.append(fold_table("Collectors", found["collectors"], _COLLECTORS, "Collectors"))
+    return join(known, element("div", *histograms, class_="grid small"), *tables)
 
 
-def _histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) -> Markup | None:
-    """Return a histogram; of few values that are evenly spaced, such as whole numbers, each has a bar of its own."""
+def _draw_histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) -> Markup | None:
+    """Draw a histogram of a column of episodes; None if all values are equal.
+
+    Few evenly spaced values, such as whole numbers, have a bar each.
+    """
     rows = list(lake.sql(_VALUES.format(column=column)))
-    if len(rows) < 2:  # all are equal
+    if len(rows) < 2:
         return None
     places = [float(row["x"]) for row in rows]
     width = min(after - before for before, after in pairwise(places))
@@ -119,30 +147,8 @@ def _histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) 
     return charts.rows(title, histogram(value=value, height=150), found, columns)
 
 
-def _tasks(found: Mapping[str, Any]) -> Markup:
-    names = ("env", "task", "trajectories", "episodes", "steps", "length_mean", "return_mean", "success_mean")
-    rows = [[_cell(row[name]) for name in names] for row in found["tasks"][:_MOST_TASKS]]
-    titles = ["environment", "task", "trajectories", "episodes", "steps", "mean length", "mean return", "success"]
-    most = f", the {_MOST_TASKS} with the most trajectories" if found["task_count"] > _MOST_TASKS else ""
-    return folded(f"Tasks ({found['task_count']:,})", table(titles, rows, caption=f"Tasks{most}"))
-
-
-def _policies(found: Mapping[str, Any]) -> Markup | None:
-    names = ("policy_id", "trajectories", "versions", "oldest_version", "newest_version", "newest_checkpoint", "lag")
-    rows = [[_cell(row[name]) for name in names] for row in found["policies"]]
-    titles = ["policy", "trajectories", "versions", "oldest", "newest", "newest checkpoint", "updates behind"]
-    caption = "Policies that acted, and how far the newest of each is behind its run's newest checkpoint"
-    return folded("Policies and staleness", table(titles, rows, caption=caption)) if rows else None
-
-
-def _collectors(found: Mapping[str, Any]) -> Markup | None:
-    names = ("collector", "trajectories", "steps", "run", "host")
-    rows = [[_cell(row[name]) for name in names] for row in found["collectors"]]
-    return folded("Collectors", table(list(names), rows, caption="Collectors")) if rows else None
-
-
-def compared(lakes: Sequence[tuple[ShownRun, Lake]], listener: Listener = silent) -> Markup | None:
-    """Return a table of the lakes of several runs."""
+def compare_lakes(lakes: Sequence[tuple[ShownRun, Lake]], listener: Listener = silent) -> Markup | None:
+    """Tabulate the lakes of several runs; None if there are none."""
     rows = []
     for run, lake in lakes:
         found = describe(lake, listener=listener)
@@ -150,7 +156,3 @@ def compared(lakes: Sequence[tuple[ShownRun, Lake]], listener: Listener = silent
         rows.append([run.label, lake.name, found["trajectories"], found["steps"], found["task_count"], size])
     titles = ["run", "lake", "trajectories", "environment steps", "tasks", "size"]
     return table(titles, rows, caption="The runs' lakes") if rows else None
-
-
-def _cell(value: Any) -> Any:
-    return text(value, 120) if isinstance(value, str) else value

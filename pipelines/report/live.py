@@ -1,8 +1,8 @@
-"""The page of a run that is being trained: refreshed now and then, written whole at the end, and never in the way.
+"""The page of a run in training: refreshed while the run makes progress, and written whole at the end.
 
-While the run is in progress a page has neither lakes nor episodes and costs about .2 s. The next one waits for a
-multiple of what the last one took, so that pages take less than 2% of a run's time. What goes wrong in a page costs a
-notice, not the run.
+During training a page has neither lakes nor episodes and costs about 0.2 s. The next refresh waits for a multiple of
+what the last one took, so that pages take less than 2% of a run's time. An error in a page becomes a notice and never
+stops the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refreshing(
 ) -> Iterator[Listener]:
     """Yield a listener that also refreshes the page of `run` while there is progress."""
     due = clock() + _FIRST_SECONDS
-    refresh = write or (lambda: _written(run, listener, sample=0, lakes=False))
+    refresh = write or (lambda: _write(run, listener, sample=0, lakes=False))
 
     def forward(event: Event) -> None:
         nonlocal due
@@ -50,21 +50,21 @@ def refreshing(
 
 
 def write_final(run: Path, listener: Listener, draw: Draw | None = None) -> list[Path]:
-    """Write the whole page of a run that has ended; return it, or nothing where that is impossible."""
-    return [run / NAME] if _written(run, listener, sample=_EPISODES, lakes=True, draw=draw) else []
+    """Write the whole page of a run that has ended. Return its path, or an empty list if it could not be written."""
+    return [run / NAME] if _write(run, listener, sample=_EPISODES, lakes=True, draw=draw) else []
 
 
 def write_stopped(run: Path, listener: Listener) -> None:
     """Refresh the page of a run that was stopped or failed, if it has one."""
     if (run / NAME).exists():
         listener(Waiting(what=f"'{run / NAME}' to be written", stoppable=False))
-        _written(run, listener, sample=0, lakes=False)
+        _write(run, listener, sample=0, lakes=False)
 
 
-def _written(run: Path, listener: Listener, *, sample: int, lakes: bool, draw: Draw | None = None) -> bool:
+def _write(run: Path, listener: Listener, *, sample: int, lakes: bool, draw: Draw | None = None) -> bool:
     try:
         make_page([read_run(run)], sample=sample, lakes=lakes, draw=draw).write(run / NAME)
-    except Exception as error:  # of any kind: a page is not worth a run
+    except Exception as error:  # a page is never worth a run, whatever goes wrong
         if is_stop(error):
             raise
         listener(Notice(stage="report", text=f"'{run / NAME}' cannot be written: {error}", level="warning"))

@@ -27,88 +27,82 @@ Child = str | Markup | None | Iterable["Child"]
 
 
 def element(name: str, /, *children: Child, **attributes: Any) -> Markup:
-    """Return an element; strings that are not `Markup` are escaped, None is left out.
+    """Build an element. Children that are plain strings are escaped; None is left out.
 
-    Attributes that are None or False are left out, True stands for its name; `_` becomes `-`, a final one is dropped.
+    Attributes that are None or False are left out, and True stands for the name alone. In names of attributes `_`
+    becomes `-`, and a final one, as in `class_`, is dropped.
 
     >>> element("p", "a < b", class_="note")
     '<p class="note">a &lt; b</p>'
     """
-    opening = f"<{name}{''.join(_attribute(*item) for item in attributes.items())}>"
-    return Markup(opening if name in _VOID else f"{opening}{joined(*children)}</{name}>")
+    opening = f"<{name}"
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            opening += f" {key.rstrip('_').replace('_', '-')}"
+            opening += "" if value is True else f'="{_escape(str(value))}"'
+    return Markup(f"{opening}>" if name in _VOID else f"{opening}>{join(*children)}</{name}>")
 
 
-def joined(*children: Child) -> Markup:
-    """Return children one after the other."""
-    return Markup("".join(_child(child) for child in children))
+def join(*children: Child) -> Markup:
+    """Concatenate children, nested ones in order; plain strings are escaped, None is left out."""
+    parts: list[str] = []
+    for child in children:
+        if isinstance(child, str):
+            parts.append(child if isinstance(child, Markup) else _escape(child))
+        elif child is not None:
+            parts.append(join(*child))
+    return Markup("".join(parts))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, caption: str, numbers: bool = True) -> Markup:
-    """Return a table that scrolls sideways where it is wider than the page; numbers are aligned right."""
+    """Build a table that scrolls sideways where it is wider than the page. `numbers`: whether to align them right."""
+
+    def cell(value: Any) -> Markup:
+        if isinstance(value, Markup):
+            return element("td", value)
+        is_number = numbers and isinstance(value, int | float) and not isinstance(value, bool)
+        return element("td", format_value(value), class_="number" if is_number else None)
+
     head = element("tr", (element("th", name, scope="col") for name in columns))
-    body = (element("tr", (_cell(cell, numbers) for cell in row)) for row in rows)
+    body = (element("tr", map(cell, row)) for row in rows)
     inner = element("table", element("caption", caption), element("thead", head), element("tbody", body))
     return element("div", inner, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
-    """Return a list of names and values; pairs without a value are left out."""
+    """Build a list of names and values, without the pairs that have no value."""
     shown = (
         element("div", element("dt", name), element("dd", value)) for name, value in pairs if value not in (None, "")
     )
     return element("dl", shown, class_="facts")
 
 
-def folded(title: str, *children: Child, open: bool = False) -> Markup:
-    """Return contents that open on a click."""
+def fold(title: str, *children: Child, open: bool = False) -> Markup:
+    """Hide contents behind a title that opens them on a click."""
     return element("details", element("summary", title), *children, open=open)
 
 
-def script_data(value: Any) -> Markup:
+def encode_json(value: Any) -> Markup:
     """Encode `value` as JSON for a <script> element: nothing in it can end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_UNSAFE))
 
 
 @cache
-def asset(name: str) -> str:
-    """Return the text of a file of `report/assets`."""
+def read_asset(name: str) -> str:
+    """Read a text file of `report/assets`."""
     return (resources.files("pipelines.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def source_hash(text: str) -> str:
-    """Return the source of a Content-Security-Policy that admits this script or style alone."""
+def hash_source(text: str) -> str:
+    """Write the source expression by which a Content-Security-Policy admits this script or style alone."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _child(child: Child) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, Markup):
-        return child
-    if isinstance(child, str):
-        return html.escape(_printable(child))
-    return "".join(_child(each) for each in child)
+def format_value(value: Any) -> str:
+    """Format a value for a table: numbers rounded, None as a dash.
 
-
-def _attribute(name: str, value: Any) -> str:
-    if value is None or value is False:
-        return ""
-    name = name.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(_printable(str(value)))}"'
-
-
-def _cell(cell: Any, numbers: bool) -> Markup:
-    if isinstance(cell, Markup):
-        return element("td", cell)
-    is_number = numbers and isinstance(cell, int | float) and not isinstance(cell, bool)
-    return element("td", shown(cell), class_="number" if is_number else None)
-
-
-def shown(value: Any) -> str:
-    """Format a value for a table: numbers short, None as a dash.
-
-    >>> shown(0.123456), shown(1234567), shown(None), shown(float("nan"))
+    >>> format_value(0.123456), format_value(1234567), format_value(None), format_value(float("nan"))
     ('0.1235', '1,234,567', '\N{EN DASH}', '\N{EN DASH}')
     """
     if value is None or value != value:
@@ -122,6 +116,6 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _printable(text: str) -> str:
-    """Replace control characters, which HTML does not allow, and lone surrogates, which no encoding has."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+def _escape(text: str) -> str:
+    """Escape text, and replace what HTML and UTF-8 do not allow: control characters and lone surrogates."""
+    return html.escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -25,7 +25,7 @@ _TAGS = ("reinforcement-learning", "deep-reinforcement-learning", "in-context-re
 
 @dataclass(frozen=True, kw_only=True)
 class CardSource:
-    """What a card says. `evaluation`: None if the policy was not evaluated. `greedy`: how it acts by default."""
+    """Contents of a card. `evaluation` is None if the policy was not evaluated; `greedy` is how it acts by default."""
 
     name: str
     env: Mapping[str, Any]
@@ -46,7 +46,7 @@ class CardSource:
 
 
 def of_run(run: StoredRun) -> dict[str, Any]:
-    """Return what a run's records say for its card: name, version, command."""
+    """Read the fields of `CardSource` that a run's records have: name, version, command."""
     versions, stages = run.record.get("versions"), run.record.get("stages")
     version = versions.get("amago") if isinstance(versions, Mapping) else None
     found: list[str] = []
@@ -60,8 +60,10 @@ def of_run(run: StoredRun) -> dict[str, Any]:
 
 
 def evaluation_of(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | None:
-    """Return the newest evaluation of a checkpoint among those by which its run is scored, on held-out tasks and with
-    the same way to act; None if there is none."""
+    """Find the newest evaluation of a checkpoint that counts for its run: on held-out tasks, and acting the same way.
+
+    None if there is none.
+    """
     found = [
         each
         for each in run.scores.final
@@ -71,7 +73,7 @@ def evaluation_of(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | 
 
 
 def evaluation(metrics: Mapping[str, Any], *, update: int, split: str, greedy: bool) -> Evaluation:
-    """Return figures that belong to no run as an evaluation."""
+    """Wrap figures that belong to no run, such as those of a bundle, as an evaluation."""
     nothing: dict[str, Any] = {}
     return Evaluation(
         path=Path(), series="", update=update, time=None, env="", split=split, label="", settings=nothing,
@@ -80,7 +82,7 @@ def evaluation(metrics: Mapping[str, Any], *, update: int, split: str, greedy: b
 
 
 def lakes_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of the lakes that a checkpoint was trained on, from its record."""
+    """List the lakes that a checkpoint was trained on, by name and id, from its record."""
     data = record.get("data")
     lakes = data.get("lakes") if isinstance(data, Mapping) else None
     found = []
@@ -92,8 +94,9 @@ def lakes_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def media(run: StoredRun) -> dict[str, bytes]:
-    """Return the picture and the newest video of a run, by their names beside the card."""
-    wanted = {_PICTURE: [run.path / _PICTURE], _VIDEO: sorted((run.path / "videos").glob("*.mp4"), key=_time_of)[-1:]}
+    """Read the picture and the newest video of a run, by the names that they get beside the card."""
+    videos = sorted((run.path / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    wanted = {_PICTURE: [run.path / _PICTURE], _VIDEO: videos[-1:]}
     found = {}
     for name, places in wanted.items():
         for place in places:
@@ -103,26 +106,51 @@ def media(run: StoredRun) -> dict[str, bytes]:
 
 
 def card(source: CardSource, *, pictures: Sequence[str] = ()) -> bytes:
-    """Return the card, in UTF-8. `pictures`: names of files beside it that it shows."""
-    parts = [_front_matter(source), f"# {_text(source.name)}", _introduction(source), _scores(source)]
+    """Write the card, in UTF-8. `pictures`: names of files beside it that it shows."""
+    given = {key: value for key, value in source.env.items() if key != "name" and value not in ("", None, {}, [])}
+    settings = ", ".join(f"{_text(key)} = {_text(json.dumps(value))}" for key, value in given.items())
+    parts = [
+        _front_matter(source),
+        f"# {_text(source.name)}",
+        f"A policy with memory for `{_code(source.env_name)}`, trained by amago to adapt to a new task in context.",
+        f"Environment settings: {settings}." if settings else "",
+        _scores(source),
+    ]
     if _PICTURE in pictures:
         parts.append(f"![Success by attempt, before and after training]({_PICTURE})")
-    parts += [_usage(source), _training(source)]
+    parts.append("## Use\n\n```sh\namago verify DIRECTORY\namago evaluate DIRECTORY --episodes 100\n```")
+    if "policy.onnx" in source.files:
+        parts.append(
+            "or without amago, with numpy and onnxruntime alone, in the directory of this card:\n\n"
+            "```python\nfrom policy import OnnxPolicy\n\npolicy = OnnxPolicy()\npolicy.reset()\n"
+            "action = policy.act(observation, reward)  # reward: that of the previous action; 0 at first\n```"
+        )
+    training = [
+        f"- acts by {'the most likely' if source.greedy else 'sampled'} actions, unless its user chooses",
+        f"- update {source.update:,}" + (f", amago {_text(source.version)}" * bool(source.version)),
+    ]
+    if source.steps is not None:
+        training.append(f"- {source.steps:,} time steps trained on")
+    if source.lakes:
+        training.append(f"- trajectories of {', '.join(f'lake `{_code(lake)}`' for lake in source.lakes)}")
+    if source.command:
+        training += ["", "```sh", _code(shlex.join(source.command)), "```"]
+    parts += ["## Training", "\n".join(training)]
     return ("\n\n".join(part for part in parts if part) + "\n").encode()
 
 
 def _front_matter(source: CardSource) -> str:
     lines = ["---", "library_name: amago", "pipeline_tag: reinforcement-learning"]
     if source.licence:
-        lines.append(f"license: {_yaml(source.licence)}")
-    lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys((*_TAGS, source.env_name)))]
+        lines.append(f"license: {json.dumps(source.licence)}")
+    lines += ["tags:", *(f"- {json.dumps(tag)}" for tag in dict.fromkeys((*_TAGS, source.env_name)))]
     score = source.evaluation.score() if source.evaluation is not None else None
     if source.evaluation is not None and score is not None:
         spread = number(source.evaluation.metrics.get("return_std")) or 0.0
-        env = _yaml(source.env_name)
+        env = json.dumps(source.env_name)
         lines += [
             "model-index:",
-            f"- name: {_yaml(source.name)}",
+            f"- name: {json.dumps(source.name)}",
             "  results:",
             "  - task:",
             "      type: reinforcement-learning",
@@ -132,18 +160,11 @@ def _front_matter(source: CardSource) -> str:
             f"      type: {env}",
             "    metrics:",
             "    - type: mean_reward",
-            f"      value: {_yaml(f'{score.value:.4g} +/- {spread:.4g}')}",
+            f"      value: {json.dumps(f'{score.value:.4g} +/- {spread:.4g}')}",
             "      name: mean_reward",
             "      verified: false",
         ]
     return "\n".join([*lines, "---"])
-
-
-def _introduction(source: CardSource) -> str:
-    given = {key: value for key, value in source.env.items() if key != "name" and value not in ("", None, {}, [])}
-    settings = ", ".join(f"{_text(key)} = {_text(json.dumps(value))}" for key, value in given.items())
-    about = f"A policy with memory for `{_code(source.env_name)}`, trained by amago to adapt to a new task in context."
-    return f"{about}\n\nEnvironment settings: {settings}." if settings else about
 
 
 def _scores(source: CardSource) -> str:
@@ -163,46 +184,11 @@ def _scores(source: CardSource) -> str:
     return "\n".join([head, "| | mean | 95% interval |", "|---|---|---|", *lines])
 
 
-def _usage(source: CardSource) -> str:
-    text = "## Use\n\n```sh\namago verify DIRECTORY\namago evaluate DIRECTORY --episodes 100\n```"
-    if "policy.onnx" in source.files:
-        text += (
-            "\n\nor without amago, with numpy and onnxruntime alone, in the directory of this card:\n\n"
-            "```python\nfrom policy import OnnxPolicy\n\npolicy = OnnxPolicy()\npolicy.reset()\n"
-            "action = policy.act(observation, reward)  # reward: that of the previous action; 0 at first\n```"
-        )
-    return text
-
-
-def _training(source: CardSource) -> str:
-    lines = [
-        "## Training",
-        "",
-        f"- acts by {'the most likely' if source.greedy else 'sampled'} actions, unless its user chooses",
-        f"- update {source.update:,}" + (f", amago {_text(source.version)}" * bool(source.version)),
-    ]
-    if source.steps is not None:
-        lines.append(f"- {source.steps:,} time steps trained on")
-    if source.lakes:
-        lines.append(f"- trajectories of {', '.join(f'lake `{_code(lake)}`' for lake in source.lakes)}")
-    if source.command:
-        lines += ["", "```sh", _code(shlex.join(source.command)), "```"]
-    return "\n".join(lines)
-
-
-def _yaml(text: str) -> str:
-    return json.dumps(text)
-
-
 def _text(text: str) -> str:
-    """Return text as Markdown that shows it, in one line."""
+    """Escape text so that Markdown shows it as it is, in one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def _code(text: str) -> str:
-    """Return text for a code span or block, which it cannot end, in one line."""
+    """Prepare text for a code span or block, which it cannot end, in one line."""
     return " ".join(text.split()).replace("`", "'")
-
-
-def _time_of(path: Path) -> float:
-    return path.stat().st_mtime

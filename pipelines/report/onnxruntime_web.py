@@ -1,6 +1,6 @@
-"""ONNX Runtime for pages: two files of one version of npm's package onnxruntime-web, known by their SHA-256.
+"""ONNX Runtime for pages: two files of one version of npm's package onnxruntime-web, checked by their SHA-256.
 
-They come from a directory of the package, from this user's cache, or with npm, once.
+They are read from a directory of the package, or else from this user's cache, which npm fills once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SECONDS = 600
 
 
 def files(directory: str, listener: Listener) -> dict[str, bytes]:
-    """Return the script and the WebAssembly of ONNX Runtime.
+    """Read the script and the WebAssembly of ONNX Runtime.
 
-    `directory`: of the package, or where npm installed it; empty: this user's cache, filled with npm.
+    `directory`: of the package, or where npm installed it; empty: this user's cache, which npm fills.
+    InputMissing if they are not there, IntegrityError if they are of another version.
     """
     if directory:
         given = Path(directory)
@@ -37,22 +38,18 @@ def files(directory: str, listener: Listener) -> dict[str, bytes]:
         place = next((place for place in places if (place / WASM).is_file()), None)
         if place is None:
             raise InputMissing(f"no {NAME} in '{directory}'", hint=f"install it: npm install {NAME}@{VERSION}")
-        return _read(place)
+        return {name: _check(name, (place / name).read_bytes(), str(place)) for name in SHA256}
     cache = cache_home() / f"{NAME}-{VERSION}"
     try:
-        return _read(cache)
+        return {name: _check(name, (cache / name).read_bytes(), str(cache)) for name in SHA256}
     except (OSError, IntegrityError):
-        found = _fetched(listener)
+        found = _fetch(listener)
     with contextlib.suppress(AmagoError):  # a cache that cannot be written costs the next page a download
         write_together(cache, found)
     return found
 
 
-def _read(directory: Path) -> dict[str, bytes]:
-    return {name: _checked(name, (directory / name).read_bytes(), str(directory)) for name in SHA256}
-
-
-def _checked(name: str, content: bytes, where: str) -> bytes:
+def _check(name: str, content: bytes, where: str) -> bytes:
     if hashlib.sha256(content).hexdigest() != SHA256[name]:
         raise IntegrityError(
             f"{name} in '{where}' is not that of {NAME} {VERSION}", hint=f"npm install {NAME}@{VERSION}"
@@ -60,8 +57,8 @@ def _checked(name: str, content: bytes, where: str) -> bytes:
     return content
 
 
-def _fetched(listener: Listener) -> dict[str, bytes]:
-    """Download the package with npm, which checks it, without installing it or what it depends on."""
+def _fetch(listener: Listener) -> dict[str, bytes]:
+    """Download the package with npm, which verifies it, without installing it or its dependencies."""
     listener(Notice(stage="export", text=f"fetching {NAME} {VERSION} with npm (33 MB, once)"))
     with tempfile.TemporaryDirectory() as folder:
         command = ["npm", "pack", f"{NAME}@{VERSION}", "--json", "--ignore-scripts", "--pack-destination", folder]
@@ -91,5 +88,5 @@ def _fetched(listener: Listener) -> dict[str, bytes]:
             for name in SHA256:
                 member = opened.extractfile(f"package/dist/{name}")
                 assert member is not None
-                found[name] = _checked(name, member.read(), NAME)
+                found[name] = _check(name, member.read(), NAME)
         return found

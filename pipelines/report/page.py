@@ -1,36 +1,42 @@
-"""A self-contained page: sections, charts with their data, style and scripts in one HTML file that asks nobody for
-anything.
+"""Self-contained pages: sections, charts with their data, style and scripts in one HTML file that loads nothing.
 
-A Content-Security-Policy admits our two scripts by their hashes and nothing else, so that a text which escaped escaping
+A Content-Security-Policy admits two scripts by their hashes and nothing else. If escaping failed somewhere, the text
 could still neither run nor load anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipelines.errors import AmagoError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.bundle import charting_script
-from pipelines.report.charts import DARK, LIGHT, Lines, Series, Theme, is_random
-from pipelines.report.markup import Markup, asset, element, folded, script_data, source_hash
+from pipelines.files.user_cache import cache_home
+from pipelines.report.charts import DARK, LIGHT, Lines, Series
+from pipelines.report.markup import Markup, element, encode_json, fold, hash_source, read_asset
 
 _MOST_ROWS = 1_000  # of the table behind a chart
 _DIGITS = 5
 _LARGEST = 1e300
+_SNIPPET = "window.vegaEmbed = vegaEmbed; window.vega = vega;"
 AXES = {"updates": "gradient updates", "steps": "environment steps", "seconds": "seconds of training"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A line of a chart. `along`: its x by axis (keys of `AXES`), where a chart follows the reader's choice; else `x`.
+    """A line of a chart.
 
-    `axis`: the only choice for which it is shown, at `x`. `run`: the number of its run in the list of runs, by which a
-    reader hides all its lines. `color`: its place in the palette. `joined`: as of `charts.Series`.
+    A reader chooses the x axis (`AXES`): `along` has the x of each choice. A line without it stands at `x`, and `axis`
+    names the one choice for which it is drawn. `run` is the number of its run in the list of runs, where a reader hides
+    all lines of a run. `color` is an index of the palette, `joined` that of `charts.Series`.
     """
 
     name: str
@@ -69,20 +75,42 @@ class Charts:
         of: str = "",
         keyed: bool = True,
     ) -> Markup:
-        """Return a chart of lines; `names` says what the lines are, for its table; `of`: what the chart belongs to, for
-        those who cannot see it. `keyed`: whether it has a legend of its own.
+        """Add a chart of lines and return its figure.
+
+        `names` is the heading of the lines in the table of data. `of` is read out with the title, where several charts
+        of a page have one title. `keyed`: whether the chart has a legend, whose buttons hide and show lines.
         """
-        follows = any(curve.along or curve.axis for curve in curves)
-        drawn = Lines(series=[_series(curve) for curve in curves], x_title=x, y_title=y, share=share, whole=whole)
+        series = []
+        for curve in curves:
+            # A script places these lines: those that follow the chosen axis, and references that span the chart.
+            is_placed = curve.along or (curve.reference and len(curve.values) == 1)
+            bounds = {"low": curve.low, "high": curve.high, "x": None if is_placed else curve.x}
+            flags = {"reference": curve.reference, "joined": curve.joined}
+            series.append(Series(name=curve.name, values=curve.values, **bounds, **flags))
+        drawn = Lines(series=series, x_title=x, y_title=y, share=share, whole=whole)
         chart = {
             "spec": drawn.interactive_spec(height=height, tick_count=5 if height < 200 else 7),
-            "series": [self._stored(curve) for curve in curves],
-            "follows": follows,
+            "series": [self._store(curve) for curve in curves],
+            "follows": any(curve.along or curve.axis for curve in curves),
             "x": x,
             "y": y,
             "names": names,
         }
-        key = _key(len(self.charts), curves) if keyed and len(curves) > 1 else None
+        key = None
+        if keyed and len(curves) > 1:
+            entries = (
+                element(
+                    "button",
+                    element("i", class_=(line.dash_name or None)),
+                    line.name,
+                    type="button",
+                    data_series=number,
+                    aria_pressed="true",
+                )
+                for number, line in enumerate(series)
+            )
+            label = "Lines of the chart"
+            key = element("div", entries, class_="key", id=f"key-{len(self.charts)}", role="group", aria_label=label)
         return self._figure(chart, title, about, key, of)
 
     def rows(
@@ -93,7 +121,7 @@ class Charts:
         columns: Mapping[str, str],
         about: str = "",
     ) -> Markup:
-        """Return a chart of rows; `columns` are those of its table, with their titles."""
+        """Add a chart of `rows` and return its figure; `columns` are the fields of the table of data, with titles."""
         table = [[name, heading] for name, heading in columns.items()]
         return self._figure({"spec": dict(spec), "rows": list(rows), "table": table}, title, about, None, "")
 
@@ -109,12 +137,12 @@ class Charts:
             role="img",
             aria_label=f"Chart: {label}. Its data is in the table below.",
         )
-        behind = folded("Data", element("div", class_="scroll", tabindex=0, role="group", aria_label=f"Data: {label}"))
+        behind = fold("Data", element("div", class_="scroll", tabindex=0, role="group", aria_label=f"Data: {label}"))
         behind = Markup(behind.replace("<details", f'<details class="behind" id="table-{number}"', 1))
         caption = element("figcaption", element("h3", title), element("p", about) if about else None)
         return element("figure", caption, key, plot, behind)
 
-    def _stored(self, curve: Curve) -> dict[str, Any]:
+    def _store(self, curve: Curve) -> dict[str, Any]:
         values, x, low, high = curve.values, curve.x, curve.low, curve.high
         if curve.reference and len(values) == 1 and x is not None:
             values, x = [values[0]] * 2, [min(x), max(x)]
@@ -133,14 +161,14 @@ class Charts:
         content = array.tobytes()
         if content not in self._places:
             self._places[content] = len(self.columns)
-            self.columns.append([_short(value) for value in array.tolist()])
+            self.columns.append([_shorten(value) for value in array.tolist()])
         return self._places[content]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Contents of a page. `sections`: (id, title, contents); `runs`: runs that a reader can hide, each with its
-    name, number and colour."""
+    """Contents of a page: `sections` as (id, title, contents), `axes` to choose from, and `runs` that a reader can hide
+    as (name, number, colour)."""
 
     title: str
     head: Markup
@@ -156,15 +184,19 @@ class Page:
         return to
 
     def html(self) -> str:
-        """Return the file's contents."""
-        scripts = [charting_script(), asset("report.js")]
-        hashes = " ".join(map(source_hash, scripts))
+        """Render the file's contents."""
+        scripts = [charting_script(), read_asset("report.js")]
+        hashes = " ".join(map(hash_source, scripts))
         policy = (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; media-src data:;"
             " base-uri 'none'; form-action 'none'"
         )
+        themes = {"light": LIGHT, "dark": DARK}
         data = {
-            "themes": {"light": _theme(LIGHT), "dark": _theme(DARK)},
+            "themes": {
+                name: {"config": theme.config(), "lines": list(theme.lines), "soft": theme.soft}
+                for name, theme in themes.items()
+            },
             "axes": [{"name": name, "title": AXES[name]} for name in self.axes],
             "columns": self.charts.columns,
             "charts": self.charts.charts,
@@ -181,87 +213,45 @@ class Page:
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="referrer", content="no-referrer"),
             element("title", self.title),
-            element("style", Markup(asset("report.css"))),
+            element("style", Markup(read_asset("report.css"))),
         )
         body = element(
             "body",
             element("a", "Skip to the contents", class_="skip", href="#contents"),
             element("header", self.head, class_="top"),
-            element(
-                "div",
-                element("div", self._navigation(), self._axis(), self._runs()),
-                class_="bar",
-                role="region",
-                aria_label="Choices",
-            ),
+            element("div", element("div", *self._choices()), class_="bar", role="region", aria_label="Choices"),
             element("main", shown, id="contents"),
             element("footer", self.foot),
-            element("script", script_data(data), type="application/json", id="report-data"),
+            element("script", encode_json(data), type="application/json", id="report-data"),
             *(element("script", Markup(script)) for script in scripts),
         )
         return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
-    def _navigation(self) -> Markup:
-        return element(
-            "nav", (element("a", title, href=f"#{id}") for id, title, _ in self.sections), aria_label="Sections"
-        )
-
-    def _axis(self) -> Markup | None:
-        if len(self.axes) < 2:
-            return None
-        choices = (
-            element("label", element("input", type="radio", name="axis", value=name, checked=not place), AXES[name])
-            for place, name in enumerate(self.axes)
-        )
-        return element("fieldset", element("legend", "x axis"), choices)
-
-    def _runs(self) -> Markup | None:
-        if len(self.runs) < 2:
-            return None
-        choices = (
-            element(
-                "label",
-                element("input", type="checkbox", name="run", value=number, checked=True),
-                element("i", data_color=color),
-                name,
+    def _choices(self) -> Iterator[Markup]:
+        """Yield links to the sections, and the choices of an x axis and of runs where there is more than one."""
+        links = (element("a", title, href=f"#{id}") for id, title, _ in self.sections)
+        yield element("nav", links, aria_label="Sections")
+        if len(self.axes) > 1:
+            axes = (
+                element("label", element("input", type="radio", name="axis", value=name, checked=not place), AXES[name])
+                for place, name in enumerate(self.axes)
             )
-            for name, number, color in self.runs
-        )
-        return element("fieldset", element("legend", "runs"), choices, class_="runs")
+            yield element("fieldset", element("legend", "x axis"), axes)
+        if len(self.runs) > 1:
+            runs = (
+                element(
+                    "label",
+                    element("input", type="checkbox", name="run", value=number, checked=True),
+                    element("i", data_color=color),
+                    name,
+                )
+                for name, number, color in self.runs
+            )
+            yield element("fieldset", element("legend", "runs"), runs, class_="runs")
 
 
-def _series(curve: Curve) -> Series:
-    """Return what a specification needs to know of a curve."""
-    x = None if curve.along or (curve.reference and len(curve.values) == 1) else curve.x
-    return Series(
-        name=curve.name,
-        values=curve.values,
-        low=curve.low,
-        high=curve.high,
-        reference=curve.reference,
-        x=x,
-        joined=curve.joined,
-    )
-
-
-def _key(chart: int, curves: Sequence[Curve]) -> Markup:
-    """Return a legend whose entries hide and show their lines."""
-    entries = (
-        element(
-            "button",
-            element("i", class_=("dotted" if is_random(curve.name) else "dashed") if curve.reference else None),
-            curve.name,
-            type="button",
-            data_series=number,
-            aria_pressed="true",
-        )
-        for number, curve in enumerate(curves)
-    )
-    return element("div", entries, class_="key", id=f"key-{chart}", role="group", aria_label="Lines of the chart")
-
-
-def _short(value: float) -> float | int | None:
-    """Return a number as short as its use allows; None for what JSON does not have, or what rounds to infinity."""
+def _shorten(value: float) -> float | int | None:
+    """Round a number to the digits that a chart shows; None for NaN, infinity, and numbers that would round to it."""
     if not abs(value) < _LARGEST:
         return None
     if value == int(value) and abs(value) < 2**53:
@@ -269,5 +259,23 @@ def _short(value: float) -> float | int | None:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def _theme(theme: Theme) -> dict[str, Any]:
-    return {"config": theme.config(), "lines": list(theme.lines), "soft": theme.soft}
+@functools.cache
+def charting_script() -> str:
+    """Bundle Vega, Vega-Lite and Vega-Embed: JavaScript that defines `vegaEmbed` and `vega`.
+
+    It contains no end of a <script> element. Bundling takes about five seconds, so the result is kept in this user's
+    cache.
+    """
+    path = cache_home() / f"charting-{metadata.version('vl-convert-python')}.js"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        pass
+    import vl_convert
+
+    # In a JavaScript string "<\/" and "\x3c" mean the same as what would end a <script> element, or confuse it.
+    script = re.sub("</(?=script)", r"<\\/", vl_convert.javascript_bundle(_SNIPPET), flags=re.IGNORECASE)
+    script = re.sub("<(?=!--|script)", r"\\x3c", script, flags=re.IGNORECASE)
+    with contextlib.suppress(AmagoError):  # a cache that cannot be written costs the next report five seconds
+        write_atomically(path, script)
+    return script

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import LIGHT, Lines, Series, titled
+from pipelines.report.charts import LIGHT, Lines, Series, add_title
 
 _SCALE = 2.0
 _TITLE_COLUMNS = 80
@@ -36,7 +36,7 @@ def learning_curve(
 def save(path: Path, chart: Lines, *, title: str = "") -> Path:
     """Draw a chart as PNG, or as SVG where the name ends so."""
     spec = {"data": {"values": chart.rows()}, **chart.spec(LIGHT)}
-    return draw(path, titled(spec, title, LIGHT))
+    return draw(path, add_title(spec, title, LIGHT))
 
 
 def draw(path: Path, spec: Mapping[str, Any]) -> Path:

@@ -1,7 +1,7 @@
 """A page in which an exported policy adapts to frozen lakes: one file that needs neither server nor network.
 
-It contains the bundle's policy.onnx and policy.mjs, ONNX Runtime (compressed, as text), and the test split's lakes. Its
-Content-Security-Policy admits this one script, by its hash, and WebAssembly.
+The file contains the bundle's policy.onnx and policy.mjs, ONNX Runtime (compressed, as text), and the lakes of the test
+split. Its Content-Security-Policy admits one script, by its hash, and WebAssembly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.envs.suites.lake_maps import maps_of_split
 from pipelines.errors import UsageError
 from pipelines.export import forms
 from pipelines.files.checksums import sealed
-from pipelines.report.markup import asset, joined, script_data, source_hash
+from pipelines.report.markup import encode_json, hash_source, join, read_asset
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
 from pipelines.runs.evaluations import mode_name, number
 
@@ -31,7 +31,7 @@ _ASSETS = ("lake.mjs", "lake_player.mjs", "policy_page.mjs")
 
 
 def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
-    """Return the environment of a policy, from the record of its bundle. UsageError if a page cannot show it."""
+    """Make the environment of a policy from the record of its bundle. UsageError if a page cannot show it."""
     env, encoder = record["env"], record["agent"]["sequence"]["kind"]
     if encoder in WITHOUT_MEMORY:
         raise UsageError(
@@ -58,7 +58,7 @@ def page(
     evaluated: Mapping[str, Any] | None,
     runtime: Mapping[str, bytes],
 ) -> bytes:
-    """Return the page of a policy.
+    """Write the page of a policy.
 
     Args:
         lakes: the environment that `lakes_of` found.
@@ -71,6 +71,11 @@ def page(
     holes, _ = maps_of_split(own.size, own.held_out, "test")
     inner = holes[:, 1:-1]
     attempts = (evaluated or {}).get("per_attempt") or None
+    count = number((evaluated or {}).get("episodes"))
+    intervals = []
+    for attempt in attempts or ():
+        low, high = attempt["success_ci95"]
+        intervals.append({"mean": attempt["success_mean"], "low": low, "high": high})
     data = {
         "rules": {
             "size": own.size,
@@ -80,18 +85,18 @@ def page(
         },
         "maps": (inner @ (1 << np.arange(inner.shape[1]))).tolist(),
         "reference": {
-            "evaluated": attempts and [_interval(attempt) for attempt in attempts],
+            "evaluated": attempts and intervals,
             "random": lakes.spec.random_success,
             "optimal": lakes.spec.optimal_success,
         },
         "record": sealed(record, {forms.FILES[forms.ONNX]: model}).decode(),
         "model": base64.b64encode(model).decode(),
     }
-    script = _script(runtime[SCRIPT].decode(), files["policy.mjs"].decode())
-    style = asset("report.css") + asset("policy_page.css")
+    script = _bundle_script(runtime[SCRIPT].decode(), files["policy.mjs"].decode())
+    style = read_asset("report.css") + read_asset("policy_page.css")
     policy = (
-        f"default-src 'none'; script-src {source_hash(script)} 'wasm-unsafe-eval';"
-        f" style-src {source_hash(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {hash_source(script)} 'wasm-unsafe-eval';"
+        f" style-src {hash_source(style)}; base-uri 'none'; form-action 'none'"
     )
     acts = mode_name(bool(record.get("greedy")))
     foot = f"Policy at update {record.get('update')}, {acts} actions, exported by amago"
@@ -100,43 +105,29 @@ def page(
         "policy": policy,
         "style": style,
         "attempts": str(own.attempts),
-        "episodes": _episodes(evaluated),
-        "foot": joined(foot),
-        "data": script_data(data),
+        "episodes": f" in {count:,.0f} episodes" if count else "",
+        "foot": join(foot),
+        "data": encode_json(data),
         "wasm": base64.b64encode(gzip.compress(runtime[WASM], 9, mtime=0)).decode(),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("policy_page.html")).encode()
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read_asset("policy_page.html")).encode()
 
 
-def _script(runtime: str, policy: str) -> str:
-    """Return all modules as one: their imports refer to each other, so that names stay and the statements go."""
+def _bundle_script(runtime: str, policy: str) -> str:
+    """Concatenate all modules into one script.
+
+    They import from each other only, by names that are distinct, so dropping import and export statements is enough.
+    """
     body, clause = re.fullmatch(
         r"(.*)export\{([^{}]*)\};\s*(?://# sourceMappingURL=\S*\s*)?", runtime, re.DOTALL
     ).groups()  # type: ignore[union-attr]
     names = ", ".join(f"{outer}: {inner}" for inner, outer in re.findall(r"([\w$]+) as ([\w$]+)", clause))
     parts = [f"const ort = (() => {{\n{body}\nreturn {{{names}}};\n}})();"]
-    for source in (policy, *map(asset, _ASSETS)):
-        parts.append(
-            re.sub(
-                r"^export (?=(async )?(class|function|const) )",
-                "",
-                re.sub(r"^import [^;]*;\n", "", source, flags=re.M),
-                flags=re.M,
-            )
-        )
+    for source in (policy, *map(read_asset, _ASSETS)):
+        source = re.sub(r"^import [^;]*;\n", "", source, flags=re.M)
+        parts.append(re.sub(r"^export (?=(async )?(class|function|const) )", "", source, flags=re.M))
     script = "\n".join(parts)
     assert "</script" not in script.lower()
     assert "<!--" not in script
     return script
-
-
-def _episodes(evaluated: Mapping[str, Any] | None) -> str:
-    """Say how many episodes the evaluation has; nothing without one."""
-    count = number((evaluated or {}).get("episodes"))
-    return f" in {count:,.0f} episodes" if count else ""
-
-
-def _interval(attempt: Mapping[str, Any]) -> dict[str, float]:
-    low, high = attempt["success_ci95"]
-    return {"mean": attempt["success_mean"], "low": low, "high": high}

@@ -1,4 +1,4 @@
-"""Where a run comes from: its settings and how they differ from its recipe, lineage, machine, and how to repeat it."""
+"""The origin of a run: its settings and how they differ from its recipe, its lineage and machine, how to repeat it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.config.difference import varying
 from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
-from pipelines.report.markup import Child, Markup, element, facts, folded, joined, table
+from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.shown import ShownRun, text
 from pipelines.runs.evaluations import number
 
@@ -18,12 +18,12 @@ _MOST_SETTINGS = 2_000
 _STAGES = ("run", "collect", "relabel", "train")
 
 
-def settings(runs: Sequence[ShownRun]) -> Markup:
-    """Return what differs from the recipe, or between runs, and all settings."""
+def settings_section(runs: Sequence[ShownRun]) -> Markup:
+    """Show what differs from the recipe, or between several runs, and all settings."""
     if len(runs) == 1:
-        return joined(_changed(runs[0]), _all(runs[0]))
+        return join(_show_changes(runs[0]), _fold_settings(runs[0]))
     keys = varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
-    values = [[_value(run.stored.settings.get(key)) for key in keys] for run in runs]
+    values = [[_format(run.stored.settings.get(key)) for key in keys] for run in runs]
     labels = [run.label for run in runs]
     caption = "Settings that differ"
     if not keys:
@@ -34,41 +34,40 @@ def settings(runs: Sequence[ShownRun]) -> Markup:
     else:
         columns = [[key, *column] for key, column in zip(keys, zip(*values, strict=True), strict=True)]
         differing = table(["setting", *labels], columns, caption=caption)
-    return joined(differing, folded("All settings", *(_all(run, f"Settings of {run.label}") for run in runs)))
+    return join(differing, fold("All settings", *(_fold_settings(run, f"Settings of {run.label}") for run in runs)))
 
 
-def _changed(run: ShownRun) -> Markup:
-    recipe = run.stored.recipe
-    changed = run.stored.changed
+def _show_changes(run: ShownRun) -> Markup:
+    recipe, changed = run.stored.recipe, run.stored.changed
     against = f"recipe {recipe}" if recipe else "what was chosen for it" if run.stored.is_planned else "the defaults"
     if not changed:
         return element("p", f"Nothing differs from {against}.")
-    rows = [[key, _value(before), _value(after)] for key, (before, after) in list(changed.items())[:_MOST_SETTINGS]]
+    rows = [[key, _format(before), _format(after)] for key, (before, after) in list(changed.items())[:_MOST_SETTINGS]]
     return table(["setting", text(against, 80), "this run"], rows, caption=f"What differs from {against}")
 
 
-def _all(run: ShownRun, title: str = "All settings") -> Markup:
-    rows = [[key, _value(value)] for key, value in sorted(run.stored.settings.items())[:_MOST_SETTINGS]]
-    return folded(f"{title} ({len(rows)})", table(["setting", "value"], rows, caption=title, numbers=False))
+def _fold_settings(run: ShownRun, title: str = "All settings") -> Markup:
+    rows = [[key, _format(value)] for key, value in sorted(run.stored.settings.items())[:_MOST_SETTINGS]]
+    return fold(f"{title} ({len(rows)})", table(["setting", "value"], rows, caption=title, numbers=False))
 
 
-def _value(value: Any) -> str:
+def _format(value: Any) -> str:
     return "\N{EN DASH}" if value is None else masked(text(value))
 
 
-def lineage(root: Node) -> Markup:
-    """Return a tree as nested lists."""
-    return element("ul", _item(root), class_="tree")
+def draw_lineage(root: Node) -> Markup:
+    """Draw a tree as nested lists."""
+
+    def item(node: Node) -> Markup:
+        inner = element("ul", map(item, node.children)) if node.children else None
+        return element("li", masked(node.text), inner)
+
+    return element("ul", item(root), class_="tree")
 
 
-def _item(node: Node) -> Markup:
-    inner = element("ul", (_item(child) for child in node.children)) if node.children else None
-    return element("li", masked(node.text), inner)
-
-
-def machine(runs: Sequence[ShownRun]) -> Markup:
-    """Return hardware and versions: one list for one run, a table for several."""
-    known = [dict(_machine(run)) for run in runs]
+def machine_section(runs: Sequence[ShownRun]) -> Markup:
+    """Show hardware and versions: one list for one run, a table for several."""
+    known = [dict(_describe_machine(run)) for run in runs]
     if len(runs) == 1:
         return facts(list(known[0].items()))
     names = list(dict.fromkeys(name for each in known for name, value in each.items() if value))
@@ -76,7 +75,7 @@ def machine(runs: Sequence[ShownRun]) -> Markup:
     return table(["run", *names], rows, caption="Machines and versions")
 
 
-def _machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
+def _describe_machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
     record = run.stored.record
     hardware, compute, versions = (_table(record.get(name)) for name in ("hardware", "compute", "versions"))
     yield "host", text(hardware.get("host"), 100)
@@ -93,36 +92,28 @@ def _machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
             yield text(name, 40), text(version, 60)
 
 
-def repeat(runs: Sequence[ShownRun]) -> Markup:
-    """Return the commands that made the runs, and those that repeat them with their settings."""
-    made = [line for run in runs for line in _made(run)]
-    again = [
-        shlex.join(["amago", "run", f"{run.stored.path}/config.toml", "--run", f"{run.stored.path}-again"])
-        for run in runs
-        if "run" in _table(run.stored.record.get("stages"))
-    ]
-    return joined(
+def repeat_section(runs: Sequence[ShownRun]) -> Markup:
+    """List the commands that made the runs, stage by stage with their times, and those that repeat them."""
+    made, again = [], []
+    for run in runs:
+        stages = _table(run.stored.record.get("stages"))
+        lines = []
+        for stage in dict.fromkeys((*_STAGES, *stages)):
+            entry = _table(stages.get(stage))
+            argv = entry.get("argv")
+            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
+                # The first word is the path of the script, which says nothing and may name a home directory.
+                line = text(masked(shlex.join([PurePath(argv[0]).name, *argv[1:]])), 2_000)
+                lines.append((text(entry.get("time"), 40), line))
+        made += [f"{line}  # {when}" if when else line for when, line in sorted(lines)]
+        if "run" in stages:
+            words = ["amago", "run", f"{run.stored.path}/config.toml", "--run", f"{run.stored.path}-again"]
+            again.append(shlex.join(words))
+    return join(
         element("pre", "\n".join(made)) if made else None,
         element("p", "With exactly these settings, in a directory of its own:") if again else None,
         element("pre", "\n".join(again)) if again else None,
     )
-
-
-def _made(run: ShownRun) -> list[str]:
-    """Return the commands of a run's stages with their times, in their order."""
-    stages = _table(run.stored.record.get("stages"))
-    made = []
-    for stage in dict.fromkeys((*_STAGES, *stages)):
-        entry = _table(stages.get(stage))
-        if (line := _command(entry.get("argv"))) is not None:
-            made.append((text(entry.get("time"), 40), line))
-    return [f"{line}  # {when}" if when else line for when, line in sorted(made)]
-
-
-def _command(argv: Any) -> str | None:
-    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-        return None
-    return text(masked(shlex.join([PurePath(argv[0]).name, *argv[1:]])), 2_000)
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipelines.errors import AmagoError, masked
 from pipelines.events import Listener, duration, silent
 from pipelines.files.malformed import UNREADABLE
-from pipelines.report import episodes, experience, groups, provenance, scores, training, videos
+from pipelines.report import episodes, experience, provenance, scores, training
 from pipelines.report.episodes import Draw
 from pipelines.report.lineage_tree import tree
-from pipelines.report.markup import Child, Markup, element, joined, table
-from pipelines.report.page import Charts, Page
-from pipelines.report.scores import interval
-from pipelines.report.shown import ShownRun, axes_of, shown_runs, text
+from pipelines.report.markup import Child, Markup, element, join, table
+from pipelines.report.page import AXES, Charts, Page
+from pipelines.report.scores import format_interval
+from pipelines.report.shown import ShownRun, number_runs, text
 from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best
 from pipelines.runs.stored import StoredRun
 
@@ -38,22 +40,23 @@ def make_page(
     draw: Draw | None = None,
     listener: Listener = silent,
 ) -> Page:
-    """Return the page about `stored`.
+    """Make the page about `stored`.
 
-    `sample`: number of episodes that are shown with the agent's values, for one run, and drawn by `draw`. `lakes`:
-    whether lakes and lineage are read. What cannot be read is named in place of its section.
+    `sample`: number of episodes of one run that are shown, with the agent's values and frames by `draw`. `lakes`:
+    whether to read lakes and lineage. A section that cannot be read says so in its place.
     """
     columns = sum(len(run.metrics.columns) for run in stored)
     points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // max(columns, 1)))
-    runs, charts = shown_runs(stored, points=points), Charts()
+    runs, charts = number_runs(stored, points=points), Charts()
+    axes = [axis for axis in AXES if any(np.isfinite(run.along[axis]).any() for run in runs)]
     several = len(runs) > 1
     title = f"{len(runs)} runs" if several else runs[0].label
     return Page(
         title=f"{title} - amago report",
-        head=_compared(runs) if several else _summary(runs[0]),
+        head=_compare(runs) if several else _summarize(runs[0]),
         sections=[part for part in _sections(runs, charts, sample, lakes, draw, listener) if part[2]],
         charts=charts,
-        axes=axes_of(runs),
+        axes=axes or ["updates"],
         runs=[(run.label, run.number, run.color) for run in runs],
         foot=f"Written by amago on {time.strftime('%Y-%m-%d %H:%M:%S %Z')}.",
     )
@@ -65,97 +68,99 @@ def _sections(
     one = runs[0] if len(runs) == 1 else None
     found = []
     for run in runs[:_MOST_LAKES] if lakes else ():
-        if (lake := _try(functools.partial(experience.lake_of, run))) is not None:
-            found.append((run, lake))
+        with contextlib.suppress(*_UNSHOWN):
+            if (lake := experience.find_lake(run)) is not None:
+                found.append((run, lake))
 
-    def collected() -> list[Markup]:
-        return list(experience.collected(one, found[0][1], charts)) if one and found else []
+    def show_scores() -> Markup | None:
+        collected = None
+        if one and found:
+            with contextlib.suppress(*_UNSHOWN):  # the section about the lake says why
+                collected = experience.collection_chart(one, found[0][1], charts)
+        return scores.score_section(runs, charts, collected)
 
-    def described() -> Markup | None:
+    def show_lakes() -> Markup | None:
         if one:
-            return experience.section(found[0][1], charts, listener) if found else None
-        return experience.compared(found, listener)
+            return experience.lake_section(found[0][1], charts, listener)
+        return experience.compare_lakes(found, listener)
 
     parts: list[tuple[str, str, Callable[[], Markup | None]]] = [
-        ("groups", "Comparison", lambda: None if one else groups.section(runs, charts)),
-        ("scores", "Scores", lambda: scores.section(runs, charts, _try(collected) or [])),
-        ("time", "Speed and time", lambda: training.speed(runs, charts)),
-        ("metrics", "Metrics of training", lambda: training.metrics(runs, charts)),
+        ("groups", "Comparison", lambda: None if one else scores.group_section(runs, charts)),
+        ("scores", "Scores", show_scores),
+        ("time", "Speed and time", lambda: training.speed_section(runs, charts)),
+        ("metrics", "Metrics of training", lambda: training.metric_section(runs, charts)),
     ]
     if one:
-        parts.append(("videos", "Videos", lambda: videos.section(one)))
+        parts.append(("videos", "Videos", lambda: episodes.video_section(one)))
     if one and found and sample:
-        parts.append(("episodes", "Episodes", lambda: _episodes(one, found[0][1], charts, sample, draw, listener)))
+        parts.append(
+            ("episodes", "Episodes", lambda: _sample_episodes(one, found[0][1], charts, sample, draw, listener))
+        )
     if found:
-        parts.append(("lake", "Lake" if one else "Lakes", described))
-    parts.append(("settings", "Settings", lambda: provenance.settings(runs)))
+        parts.append(("lake", "Lake" if one else "Lakes", show_lakes))
+    parts.append(("settings", "Settings", lambda: provenance.settings_section(runs)))
     if one and lakes:
-        parts.append(("lineage", "Lineage", lambda: _lineage(one, listener)))
+        parts.append(("lineage", "Lineage", lambda: _trace_lineage(one, listener)))
     parts += [
-        ("machine", "Hardware and versions", lambda: provenance.machine(runs)),
-        ("repeat", "Repeat it", lambda: provenance.repeat(runs)),
+        ("machine", "Hardware and versions", lambda: provenance.machine_section(runs)),
+        ("repeat", "Repeat it", lambda: provenance.repeat_section(runs)),
     ]
     for id, title, make in parts:
         try:
             contents = make()
         except _UNSHOWN as error:
-            contents = element("p", f"This part cannot be shown: {_reason(error)}", class_="warning")
+            contents = element("p", f"This part cannot be shown: {_explain(error)}", class_="warning")
         if contents:
             yield id, title, contents
 
 
-def _try(read: Callable[[], Any]) -> Any:
-    """Return what `read` returns; None where that is impossible: the section that needs it says why, or is left out."""
-    try:
-        return read()
-    except _UNSHOWN:
-        return None
-
-
-def _reason(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     if not isinstance(error, AmagoError):
         return masked(text(f"{type(error).__name__}: {error}"))
     return masked(text(f"{error.message}; {error.hint}" if error.hint else error.message))
 
 
-def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, draw: Draw | None, listener: Listener) -> Markup:
+def _sample_episodes(
+    run: ShownRun, lake: Any, charts: Charts, count: int, draw: Draw | None, listener: Listener
+) -> Markup:
     critic, note = None, ""
     if (run.stored.path / "checkpoints").is_dir():
-        from pipelines.evaluation.values import Values
+        from pipelines.evaluation.values import Values  # imports torch
 
         try:
             critic = Values(str(run.stored.path))
         except _UNSHOWN as error:
-            note = f"Without the agent's values: {_reason(error)}"
-    shown = episodes.section(lake, charts, count=count, critic=critic, draw=draw, note=note, listener=listener)
+            note = f"Without the agent's values: {_explain(error)}"
+    shown = episodes.sample_section(lake, charts, count=count, critic=critic, draw=draw, note=note, listener=listener)
     about = "Episodes of the newest policy in the lake, chosen by chance."
     if critic is not None:
         about += f" Values are those of checkpoint {critic.update:,}, in reward units, for the acting discount."
-    return joined(element("p", about), shown)
+    return join(element("p", about), shown)
 
 
-def _lineage(run: ShownRun, listener: Listener) -> Markup | None:
+def _trace_lineage(run: ShownRun, listener: Listener) -> Markup | None:
     from pipelines.lake import lineage
 
     if not (run.stored.path / "checkpoints").is_dir():
         return None
     root = tree(lineage.trace(run.stored.path, listener=listener))
     about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
-    return joined(element("p", about), provenance.lineage(root))
+    return join(element("p", about), provenance.draw_lineage(root))
 
 
-def _summary(run: ShownRun) -> Markup:
-    """Return the name of a run, its state, and its figures as tiles."""
+def _summarize(run: ShownRun) -> Markup:
+    """Show the name of a run, its state, and its figures as tiles."""
     stored, state = run.stored, run.stored.state
+    began = "" if state.started is None else time.strftime("begun %Y-%m-%d %H:%M", time.localtime(state.started))
     about = [
         f"recipe {text(stored.recipe, 80)}" if stored.recipe else "",
         text(stored.env, 80),
         f"seed {stored.seed}" if stored.seed is not None else "",
-        _when(state.started, "begun"),
+        began,
         text(str(stored.path), 200),
     ]
     problems = [*stored.problems, *stored.damaged_evaluations]
-    return joined(
+    return join(
         element("h1", run.label, " ", element("span", state.status, class_=f"state {state.status}")),
         element("p", " \N{MIDDLE DOT} ".join(part for part in about if part), class_="about"),
         element("p", f"{state.status.capitalize()}: {text(state.reason)}", class_="warning") if state.reason else None,
@@ -165,6 +170,13 @@ def _summary(run: ShownRun) -> Markup:
 
 
 def _tiles(run: ShownRun) -> Iterator[Markup]:
+    def tile(name: str, value: str, more: str = "") -> Markup:
+        detail = element("small", more) if more else None
+        return element("div", element("dt", name), element("dd", value, detail), class_="tile")
+
+    def where(evaluation: Evaluation) -> str:
+        return text(f"update {evaluation.update:,}, {evaluation.standard}", 120)
+
     stored = run.stored
     found = last_and_best(stored.scores.final)
     if found is not None:
@@ -172,36 +184,26 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
         for name, each in (("return, last", last), *([("return, best", best)] if best is not last else [])):
             score = each.score(DEFAULT_METRIC)
             assert score is not None
-            yield _tile(name, f"{score.value:.4g}", f"{interval(score)}, {_where(each)}".removeprefix(", "))
+            yield tile(name, f"{score.value:.4g}", f"{format_interval(score)}, {where(each)}".removeprefix(", "))
         if (success := last.score("success_mean")) is not None:
-            yield _tile("success, last", f"{success.value:.1%}", _where(last))
+            yield tile("success, last", f"{success.value:.1%}", where(last))
     if (random := stored.random_play) is not None:
         measured = f"{random.episodes:,} episodes" if random.episodes else "known exactly"
-        yield _tile("return of random play", f"{random.return_mean:.4g}", measured)
+        yield tile("return of random play", f"{random.return_mean:.4g}", measured)
     if stored.share is not None and stored.state.status == "running":
         left = f"{duration(stored.seconds_left)} left" if stored.seconds_left is not None else ""
-        yield _tile("done", f"{stored.share:.0%}", left)
+        yield tile("done", f"{stored.share:.0%}", left)
     if stored.env_steps is not None:
-        yield _tile("environment steps", f"{stored.env_steps:,}")
+        yield tile("environment steps", f"{stored.env_steps:,}")
     if stored.updates is not None:
-        yield _tile("gradient updates", f"{stored.updates:,}")
+        yield tile("gradient updates", f"{stored.updates:,}")
     seconds = stored.metrics.columns["seconds"]
     if len(seconds) and 0 < seconds[-1] < _LONGEST_SECONDS:
-        yield _tile("time", duration(float(seconds[-1])), "since the first line of training")
+        yield tile("time", duration(float(seconds[-1])), "since the first line of training")
 
 
-def _where(evaluation: Evaluation) -> str:
-    return text(f"update {evaluation.update:,}, {evaluation.standard}", 120)
-
-
-def _tile(name: str, value: str, more: str = "") -> Markup:
-    return element(
-        "div", element("dt", name), element("dd", value, element("small", more) if more else None), class_="tile"
-    )
-
-
-def _compared(runs: Sequence[ShownRun]) -> Markup:
-    """Return a table of runs and their scores."""
+def _compare(runs: Sequence[ShownRun]) -> Markup:
+    """Tabulate runs and their scores."""
     cells: dict[str, list[Any]] = {"run": [run.label for run in runs]}
     cells |= {
         "recipe": [text(run.stored.recipe, 60) for run in runs],
@@ -215,7 +217,7 @@ def _compared(runs: Sequence[ShownRun]) -> Markup:
         scores = [pair and pair[place].score(DEFAULT_METRIC) for pair in found]
         cells[f"{which}, update"] = [pair and pair[place].update for pair in found]
         cells[which] = [score and score.value for score in scores]
-        cells[f"{which}, 95%"] = [score and interval(score) for score in scores]
+        cells[f"{which}, 95%"] = [score and format_interval(score) for score in scores]
     cells |= {
         "environment steps": [run.stored.env_steps for run in runs],
         "updates": [run.stored.updates for run in runs],
@@ -227,8 +229,4 @@ def _compared(runs: Sequence[ShownRun]) -> Markup:
         if run.stored.problems
     ]
     shown = table(list(used), zip(*used.values(), strict=True), caption="Runs and their last scores")
-    return joined(element("h1", f"{len(runs)} runs"), *problems, shown)
-
-
-def _when(seconds: float | None, verb: str) -> str:
-    return "" if seconds is None else f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.localtime(seconds))}"
+    return join(element("h1", f"{len(runs)} runs"), *problems, shown)

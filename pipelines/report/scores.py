@@ -1,4 +1,4 @@
-"""Scores of runs: learning curves of their evaluations, and adaptation by attempt."""
+"""Scores on a page: learning curves of evaluations, adaptation by attempt, and groups of runs with different seeds."""
 
 from __future__ import annotations
 
@@ -6,117 +6,111 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pipelines.report.charts import make_a_curve
-from pipelines.report.markup import Markup, element, folded, joined, table
+from pipelines.report.markup import Markup, element, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
+from pipelines.runs.comparison import Axis, curves, grouped, improvements
 from pipelines.runs.evaluations import Evaluation, ScoreInterval, env_differences
 
 _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
 _KINDS = ("success", "return")
 _MOST_EVALUATIONS = 200
 _MOST_LINES = 12
+_MOST_GROUPS = 20
+_AXES: tuple[Axis, ...] = ("updates", "steps", "seconds")
 _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 
 
-def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
+def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
     """Yield a chart for each score that the runs were evaluated by."""
     for metric in _METRICS:
-        curves = [
-            curve
-            for run in runs
-            for curve in _curves(run, metric, several=len(runs) > 1, bands=len(runs) <= _MOST_BANDS)
-        ]
-        if curves:
+        found = [curve for run in runs for curve in _learning_curves(run, metric, count=len(runs))]
+        if found:
             name = metric.removesuffix("_mean").replace("_", " ")
             about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
             about += " Lines join evaluations that follow each other closely."
-            yield charts.lines(name.capitalize(), curves, y=name, about=about, share=metric == "success_mean")
+            yield charts.lines(name.capitalize(), found, y=name, about=about, share=metric == "success_mean")
 
 
-def _curves(run: ShownRun, metric: str, *, several: bool, bands: bool) -> Iterator[Curve]:
-    """Yield a line for each kind of evaluation: of the same tasks, as many episodes, and so on."""
-    scored = [each for each in run.stored.evaluations if each.score(metric) is not None]
+def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
+    """Yield the run's curve for each kind of evaluation: evaluations of one kind have the same tasks and settings.
+
+    `count`: the number of runs in the chart.
+    """
     kinds: dict[str, dict[int, Evaluation]] = {}
-    for each in scored:
-        kinds.setdefault(each.series, {})[each.update] = each
-    longest = sorted(kinds.values(), key=len, reverse=True)[: 2 if several else _MOST_LINES]
-    firsts = [next(iter(kind.values())) for kind in longest]
-    names = _told_apart(firsts)
-    for place, kind in enumerate(longest):
+    for each in run.stored.evaluations:
+        if each.score(metric) is not None:
+            kinds.setdefault(each.series, {})[each.update] = each
+    longest = sorted(kinds.values(), key=len, reverse=True)[: 2 if count > 1 else _MOST_LINES]
+    names = _name_distinctly([next(iter(kind.values())) for kind in longest])
+    for place, (kind, name) in enumerate(zip(longest, names, strict=True)):
         points = [kind[update] for update in sorted(kind)]
-        name = names[place]
         scores = [score for each in points if (score := each.score(metric)) is not None]
-        low, high = _bounds(scores) if bands else (None, None)
+        low, high = _bounds(scores) if count <= _MOST_BANDS else (None, None)
         yield Curve(
-            name=f"{run.label}: {name}" if several else name,
+            name=f"{run.label}: {name}" if count > 1 else name,
             values=[score.value for score in scores],
-            along=run.along_of([each.update for each in points]),
+            along=run.at_updates([each.update for each in points]),
             low=low,
             high=high,
             run=run.number,
-            color=run.color if several else place,
+            color=run.color if count > 1 else place,
             joined=make_a_curve([each.update for each in points]),
         )
 
 
-def _told_apart(evaluations: Sequence[Evaluation]) -> list[str]:
+def _name_distinctly(evaluations: Sequence[Evaluation]) -> list[str]:
     """Name evaluations by their tasks, with as much of their settings as distinguishes them."""
     envs = env_differences([each.standard for each in evaluations])
     prefixes = {key: f"{text(name, 80)}, " if len(envs) > 1 else "" for key, name in envs.items()}
-    names = [prefixes[each.standard.env] + _tasks(each) for each in evaluations]
-    episodes = [
-        f"{name}, {text(each.metrics.get('episodes'), 20)} episodes"
-        for name, each in zip(names, evaluations, strict=True)
-    ]
-    exact = [f"{name}, settings {each.series}" for name, each in zip(names, evaluations, strict=True)]
-    for candidates in (names, episodes):
+    names = [prefixes[each.standard.env] + text(str(each.standard), 120) for each in evaluations]
+    pairs = list(zip(names, evaluations, strict=True))
+    for candidates in (names, [f"{name}, {text(e.metrics.get('episodes'), 20)} episodes" for name, e in pairs]):
         if len(set(candidates)) == len(candidates):
             return candidates
     counts = Counter(names)
-    return [plain if counts[plain] == 1 else full for plain, full in zip(names, exact, strict=True)]
-
-
-def _tasks(evaluation: Evaluation) -> str:
-    return text(str(evaluation.standard), 120)
+    return [name if counts[name] == 1 else f"{name}, settings {each.series}" for name, each in pairs]
 
 
 def _bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
+    """Split intervals into lower and upper bounds, NaN where one is unknown; None if all are."""
     if all(score.low is None or score.high is None for score in scores):
         return None, None
     known = [(math.nan, math.nan) if s.low is None or s.high is None else (s.low, s.high) for s in scores]
     return [low for low, _ in known], [high for _, high in known]
 
 
-def adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
+def _draw_adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
     """Yield success and return by attempt, beside random and optimal play where they are known."""
-    chosen = [(run, name, each) for run in runs for name, each in _compared(run, several=len(runs) > 1)]
+    several = len(runs) > 1
+    chosen = [(run, name, each) for run in runs for name, each in _choose_adaptation(run, several=several)]
+    shared_env = len({each.env for _, _, each in chosen}) == 1
     drawn: list[list[list[float]]] = []
     for kind in _KINDS:
-        curves = []
+        lines = []
         for place, (run, name, each) in enumerate(chosen):
             scores = each.attempts(kind)
             if len(scores) > 1:
                 low, high = _bounds(scores)
                 values = [score.value for score in scores]
-                curves.append(
-                    Curve(
-                        name=name,
-                        values=values,
-                        low=low,
-                        high=high,
-                        run=run.number,
-                        color=run.color if len(runs) > 1 else place,
-                    )
-                )
-        found = [list(curve.values) for curve in curves]
-        if not curves or found in drawn:  # where a success is a return of 1, one chart says all
+                color = run.color if several else place
+                lines.append(Curve(name=name, values=values, low=low, high=high, run=run.number, color=color))
+        found = [list(line.values) for line in lines]
+        if not lines or found in drawn:  # where a success is a return of 1, one chart says all
             continue
         drawn.append(found)
+        for who in ("random", "optimal") if shared_env else ():
+            known = next((values for _, _, each in chosen if (values := each.known_attempts(who, kind))), [])
+            if len(known) == 1:
+                known = known * max(map(len, found))
+            if known:
+                lines.append(Curve(name=who, values=known, reference=True))
         yield charts.lines(
             f"{kind.capitalize()} by attempt",
-            [*curves, *_references([each for _, _, each in chosen], kind, attempts=max(map(len, found)))],
+            lines,
             x="attempt in the episode",
             y=kind,
             about="With fixed weights, what rises from left to right is adaptation. Bands are 95% intervals.",
@@ -126,9 +120,11 @@ def adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
         )
 
 
-def _compared(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
-    """Return the evaluations whose attempts are shown, of those by which the run is scored: of one run those with a
-    label, else the first and the last."""
+def _choose_adaptation(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
+    """Choose the evaluations whose attempts are drawn, with their names, among those by which the run is scored.
+
+    One run shows those with a label, or else the first and the last. Each of several runs shows one.
+    """
     counted = run.stored.scores.final or run.stored.evaluations
     tried = [each for each in counted if any(len(each.attempts(kind)) > 1 for kind in _KINDS)]
     if not tried:
@@ -141,53 +137,88 @@ def _compared(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
     return list(itertools.islice(named.items(), _MOST_LINES))
 
 
-def _references(evaluations: Sequence[Evaluation], kind: str, *, attempts: int) -> Iterator[Curve]:
-    if len({each.env for each in evaluations}) > 1:
-        return
-    for who in ("random", "optimal"):
-        known = next((found for each in evaluations if (found := each.known_attempts(who, kind))), [])
-        if len(known) == 1:
-            known = known * attempts
-        if known:
-            yield Curve(name=who, values=known, reference=True)
-
-
-def _evaluations_table(runs: Sequence[ShownRun]) -> Markup | None:
-    """Return all evaluations, the newest first, and which of them the run is scored by."""
+def _tabulate_evaluations(runs: Sequence[ShownRun]) -> Markup | None:
+    """Tabulate all evaluations, the newest first, and which of them the run is scored by."""
     rows = []
     envs = env_differences([each.standard for run in runs for each in run.stored.evaluations])
     for run in runs:
         for each in reversed(run.stored.evaluations[-_MOST_EVALUATIONS:]):
-            scores = [cell for metric in _METRICS[:2] for cell in (_score(each, metric), _interval(each, metric))]
-            env = text(envs[each.standard.env], 120)
-            about = [text(each.label, 60) or None, env, _tasks(each), each.metrics.get("episodes")]
+            scores: list[Any] = []
+            for metric in _METRICS[:2]:
+                score = each.score(metric)
+                scores += [None, None] if score is None else [score.value, format_interval(score) or None]
+            env, tasks = text(envs[each.standard.env], 120), text(str(each.standard), 120)
+            about = [text(each.label, 60) or None, env, tasks, each.metrics.get("episodes")]
             about.append("yes" if each in run.stored.scores.final else None)
             rows.append([*([run.label] if len(runs) > 1 else []), each.update, *about, *scores])
     if not rows:
         return None
     columns = ["update", "label", "environment", "tasks", "episodes", "counts", "success", "95%", "return", "95%"]
     named = ["run", *columns] if len(runs) > 1 else columns
-    return folded(f"All evaluations ({len(rows)})", table(named, rows, caption="Evaluations, the newest first"))
+    return fold(f"All evaluations ({len(rows)})", table(named, rows, caption="Evaluations, the newest first"))
 
 
-def _score(evaluation: Evaluation, metric: str) -> float | None:
-    score = evaluation.score(metric)
-    return None if score is None else score.value
-
-
-def _interval(evaluation: Evaluation, metric: str) -> str | None:
-    score = evaluation.score(metric)
-    return None if score is None else interval(score) or None
-
-
-def interval(score: ScoreInterval) -> str:
+def format_interval(score: ScoreInterval) -> str:
     """Format the interval of a score; empty if there is none."""
     return "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
 
 
-def section(runs: Sequence[ShownRun], charts: Charts, collected: Sequence[Markup] = ()) -> Markup | None:
-    """Return everything about scores; None if there is nothing. `collected`: charts of the episodes in the lakes."""
-    shown = [*adaptation(runs, charts), *collected, *learning_curves(runs, charts)]
+def score_section(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
+    """Show everything about scores; None if there is nothing. `collected`: the chart of the episodes in the lake."""
+    shown = [*_draw_adaptation(runs, charts), *([collected] if collected else []), *_draw_learning_curves(runs, charts)]
     if not shown:
         return None
-    return joined(element("div", *shown, class_="grid"), _evaluations_table(runs))
+    return join(element("div", *shown, class_="grid"), _tabulate_evaluations(runs))
+
+
+def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+    """Compare groups of runs that differ in their seed: scores, curves, and the probability that one group is better.
+
+    None if every run is a group of its own, since the scores of the runs say the same then.
+    """
+    groups = grouped([run.stored for run in runs])
+    if not groups or len(groups) == len(runs):
+        return None
+    rows = [
+        [text(g.name, 200), len(g.runs), g.score and g.score.value, g.score and format_interval(g.score)]
+        for g in groups
+    ]
+    columns = ["group", "runs", "interquartile mean of the last return", "95% interval"]
+    about = (
+        "Runs that differ in nothing but the seed are a group. Intervals are stratified bootstrap intervals over runs."
+    )
+    figures = []
+    for metric in _METRICS[:2]:
+        # Each axis has curves of its own, since runs advance at different speeds.
+        drawn = [(axis, each) for axis in _AXES for each in curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)]
+        if not drawn:
+            continue
+        scored_on = list(dict.fromkeys(each.scored_on for _, each in drawn))
+        lines = [
+            Curve(
+                name=text(each.name if len(scored_on) == 1 else f"{each.name}: {each.scored_on}", 200),
+                values=each.values,
+                x=each.x,
+                low=each.low,
+                high=each.high,
+                axis=axis,
+                joined=make_a_curve(each.x),
+                color=[group.name for group in groups].index(each.name),
+            )
+            for axis, each in drawn
+        ]
+        name, tasks = metric.removesuffix("_mean"), text(" or ".join(scored_on), 200)
+        title, share = f"{name.capitalize()} of groups", metric == "success_mean"
+        how = f"Interquartile mean over the runs of a group, with its 95% interval; {tasks}."
+        figures.append(charts.lines(title, lines, y=name, about=how, share=share, names="group"))
+    better = [
+        [text(each.better, 200), text(each.than, 200), each.probability.value, format_interval(each.probability)]
+        for each in improvements(groups[:_MOST_GROUPS])
+    ]
+    likely = ["a run of", "scores higher than one of", "with probability", "95% interval"]
+    return join(
+        element("p", about),
+        table(columns, rows, caption="Groups of runs"),
+        element("div", *figures, class_="grid"),
+        table(likely, better, caption="Probability of improvement") if better else None,
+    )

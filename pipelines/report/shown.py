@@ -1,4 +1,4 @@
-"""Runs as a page shows them: each with a name of its own, a number and a colour."""
+"""Runs as a page shows them: each with a distinct name, a number and a colour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import AmagoError
-from pipelines.report.page import AXES
 from pipelines.runs.comparison import grouped
 from pipelines.runs.stored import StoredRun
 
@@ -20,8 +19,8 @@ _COLUMNS = {"updates": "update", "steps": "env_steps", "seconds": "seconds"}
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run of a page; `points`: how many points its curves have at most. `color`: that of
-    its group, if there are several groups of several runs."""
+    """A run of a page. Its curves have at most `points` points. `color` is that of its group, if there are several
+    groups of several runs, and otherwise its own."""
 
     stored: StoredRun
     label: str
@@ -36,7 +35,7 @@ class ShownRun:
         return np.unique(np.linspace(0, count - 1, min(count, self.points)).round().astype(int))
 
     def column(self, name: str) -> np.ndarray:
-        """Return a metric at the lines that are shown (R,); NaN where a line does not have it."""
+        """Select a metric at the lines that are shown (R,); NaN where a line does not have it."""
         values = self.stored.metrics.columns.get(name)
         return np.full(len(self.rows), np.nan) if values is None else values[self.rows]
 
@@ -45,8 +44,8 @@ class ShownRun:
         """Updates, environment steps and seconds of the lines that are shown."""
         return {axis: self.column(name) for axis, name in _COLUMNS.items()}
 
-    def along_of(self, updates: Sequence[float]) -> dict[str, list[float]]:
-        """Return `updates` with the environment steps and seconds at them."""
+    def at_updates(self, updates: Sequence[float]) -> dict[str, list[float]]:
+        """Look up the environment steps and seconds at `updates`; one list for each x axis."""
         found: dict[str, list[float]] = {}
         for axis, name in _COLUMNS.items():
             at = [self.stored.metrics.at(name, update) for update in updates]
@@ -54,32 +53,23 @@ class ShownRun:
         return found | {"updates": list(updates)}
 
 
-def shown_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:
-    """Return runs with distinct names."""
+def number_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:
+    """Give runs distinct names, numbers and colours. Runs that form several groups have the colours of their groups."""
     names = Counter(run.name for run in stored)
-    labels = [run.name if names[run.name] == 1 else str(run.path) for run in stored]
-    colors = _colors(stored)
-    return [ShownRun(run, labels[place], place, points, colors[place]) for place, run in enumerate(stored)]
-
-
-def _colors(stored: Sequence[StoredRun]) -> list[int]:
-    """Return the place of each run's colour: one for each group, where that says more than one for each run."""
     try:
         groups = grouped(stored)
     except AmagoError:  # none was evaluated
         groups = []
-    if not 1 < len(groups) < len(stored):
-        return list(range(len(stored)))
-    places = {run.path: place for place, group in enumerate(groups) for run in group.runs}
-    return [places.get(run.path, 0) for run in stored]
-
-
-def axes_of(runs: Sequence[ShownRun]) -> list[str]:
-    """Return the x axes that the runs' logs have."""
-    return [axis for axis in AXES if any(np.isfinite(run.along[axis]).any() for run in runs)] or ["updates"]
+    colors = {run.path: place for place, run in enumerate(stored)}
+    if 1 < len(groups) < len(stored):
+        colors = {run.path: place for place, group in enumerate(groups) for run in group.runs}
+    return [
+        ShownRun(run, run.name if names[run.name] == 1 else str(run.path), place, points, colors.get(run.path, 0))
+        for place, run in enumerate(stored)
+    ]
 
 
 def text(value: Any, longest: int = 300) -> str:
-    """Return text of a file of others, cut to a bounded length."""
+    """Convert a value of an untrusted file to text of bounded length."""
     found = value if isinstance(value, str) else "" if value is None else str(value)
     return found if len(found) <= longest else found[:longest] + "..."

@@ -1,4 +1,4 @@
-"""Training as a page shows it: metrics as small charts with their meanings, speed, and where the time went."""
+"""Training on a page: metrics as small charts with their meanings, speed, and where the time went."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from pipelines.events import duration
 from pipelines.files.json import read_object
 from pipelines.report.charts import bars
-from pipelines.report.markup import Markup, element, facts, joined
+from pipelines.report.markup import Markup, element, facts, join
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
 from pipelines.runs.evaluations import number
@@ -34,35 +34,32 @@ _TIMES = {
 }
 
 
-def metrics(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
-    """Return a small chart for each metric of training; None if nothing was logged."""
+def metric_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+    """Draw a small chart for each metric of training; None if nothing was logged."""
     names = {name for run in runs for name in run.stored.metrics.columns} - _NOT_CHARTS
     bases = [name for name in names if "@" not in name and not (name.startswith("grad_norm_") and "grad_norm" in names)]
     shown = []
-    for name in ordered(bases)[:_MOST_METRICS]:
-        curves = list(_of_one(runs[0], name, names) if len(runs) == 1 else _of_several(runs, name))
+    for name in sort_metrics(bases)[:_MOST_METRICS]:
+        if len(runs) == 1:
+            curves = _variants(runs[0], name, names)
+        else:
+            curves = [curve for run in runs if (curve := _curve(run, name, run.label, color=run.color)) is not None]
         if curves:
-            about = _meaning(name)
+            parts = re.split(r"`([^`]*)`", meaning_of(name))  # every other part was between backticks
+            about = join(*(element("code", part) if place % 2 else part for place, part in enumerate(parts)))
             shown.append(charts.lines(text(name, 80), curves, y="", about=about, height=150, keyed=len(runs) == 1))
     return element("div", *shown, class_="grid small") if shown else None
 
 
-def _of_one(run: ShownRun, name: str, names: set[str]) -> Iterator[Curve]:
-    """Yield a metric with its variants: for other discounts, or of the parts of the network."""
+def _variants(run: ShownRun, name: str, names: set[str]) -> list[Curve]:
+    """Collect a metric with its variants: at other discounts, or of the parts of the network."""
     variants = {"acting discount" if any(n.startswith(f"{name}@") for n in names) else name: name}
     variants |= {f"discount {n.removeprefix(f'{name}@')}": n for n in sorted(names) if n.startswith(f"{name}@")}
     if name == "grad_norm":
         parts = sorted(n for n in names if n.startswith("grad_norm_"))
         variants = {"whole network": name} | {n.removeprefix("grad_norm_"): n for n in parts}
-    for place, (label, column) in enumerate(variants.items()):
-        if (curve := _curve(run, column, label, color=place)) is not None:
-            yield curve
-
-
-def _of_several(runs: Sequence[ShownRun], name: str) -> Iterator[Curve]:
-    for run in runs:
-        if (curve := _curve(run, name, run.label, color=run.color)) is not None:
-            yield curve
+    curves = [_curve(run, column, label, color=place) for place, (label, column) in enumerate(variants.items())]
+    return [curve for curve in curves if curve is not None]
 
 
 def _curve(run: ShownRun, column: str, label: str, *, color: int) -> Curve | None:
@@ -72,16 +69,8 @@ def _curve(run: ShownRun, column: str, label: str, *, color: int) -> Curve | Non
     return Curve(name=text(label, 80), values=values.tolist(), along=run.along, run=run.number, color=color)
 
 
-def _meaning(name: str) -> Markup | str:
-    """Return what a metric means, with code where the text has backticks."""
-    parts = re.split(r"`([^`]*)`", meaning_of(name))
-    return (
-        joined(*(element("code", part) if place % 2 else part for place, part in enumerate(parts))) if parts[0:] else ""
-    )
-
-
-def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
-    """Return throughput, and where the time went; None if nothing is known."""
+def speed_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+    """Show throughput, and where the time went; None if nothing is known."""
     shown = []
     rates = [curve for run in runs if (curve := _curve(run, "updates_per_second", run.label, color=run.color))]
     if rates:
@@ -89,34 +78,30 @@ def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         shown.append(
             charts.lines("Updates per second", rates, y="updates per second", about=about, height=200, keyed=False)
         )
-    spent = {run.label: found for run in runs if (found := _spent(run))}
-    if len(runs) == 1 and spent:
-        rows = [{"name": _TIMES[key], "value": value} for key, value in spent[runs[0].label].items()]
-        columns = {"name": "part", "value": "seconds"}
-        spec = bars(value="seconds", height=max(90, 34 * len(rows)))
-        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages."))
-    elif spent:
+    spent = {}
+    for run in runs:
+        recorded = (read_object(run.stored.path / "chain.json") or {}).get("seconds")
+        if isinstance(recorded, Mapping):
+            known = {key: number(recorded.get(key)) or 0.0 for key in _TIMES}
+            if took := {key: value for key, value in known.items() if value > 0}:
+                spent[run.label] = took
+    if spent:
         rows = [
             {"name": label, "part": _TIMES[key], "value": value}
-            for label, found in spent.items()
-            for key, value in found.items()
+            for label, took in spent.items()
+            for key, value in took.items()
         ]
         columns = {"name": "run", "part": "part", "value": "seconds"}
-        spec = bars(value="seconds", height=max(90, 34 * len(spent)), stacked=True)
+        if len(runs) == 1:  # a bar for each part instead of each run
+            rows = [{"name": row["part"], "value": row["value"]} for row in rows]
+            columns = {"name": "part", "value": "seconds"}
+        height = max(90, 34 * (len(rows) if len(runs) == 1 else len(spent)))
+        spec = bars(value="seconds", height=height, stacked=len(runs) > 1)
         shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages."))
-    known = facts(_figures(runs[0], spent.get(runs[0].label, {}))) if len(runs) == 1 else None
     if not shown:
         return None
-    return joined(element("div", *shown, class_="grid"), known)
-
-
-def _spent(run: ShownRun) -> dict[str, float]:
-    """Return the seconds of each part of a chain that took any, as its chain.json says."""
-    recorded = (read_object(run.stored.path / "chain.json") or {}).get("seconds")
-    if not isinstance(recorded, Mapping):
-        return {}
-    known = {key: number(recorded.get(key)) or 0.0 for key in _TIMES}
-    return {key: value for key, value in known.items() if value > 0}
+    figures = facts(_figures(runs[0], spent.get(runs[0].label, {}))) if len(runs) == 1 else None
+    return join(element("div", *shown, class_="grid"), figures)
 
 
 def _figures(run: ShownRun, spent: Mapping[str, float]) -> Iterator[tuple[str, str | None]]:
@@ -132,7 +117,7 @@ def _figures(run: ShownRun, spent: Mapping[str, float]) -> Iterator[tuple[str, s
 
 
 class Meaning(NamedTuple):
-    """Names of metrics (`auxiliary_loss_*`: with any ending) and what they mean, with code in backticks."""
+    """Names of metrics and what they mean, with code in backticks. `auxiliary_loss_*` has any ending."""
 
     names: tuple[str, ...]
     meaning: str
@@ -140,19 +125,19 @@ class Meaning(NamedTuple):
 
 @cache
 def meanings() -> tuple[Meaning, ...]:
-    """Return all metrics of training."""
+    """Read what all metrics of training mean, in the order in which a page shows them."""
     text = (resources.files("pipelines.report") / "metrics.toml").read_text(encoding="utf-8")
     return tuple(Meaning(tuple(entry["names"]), entry["meaning"]) for entry in tomllib.loads(text)["metric"])
 
 
 def meaning_of(metric: str) -> str:
-    """Return what a metric means; empty for one that is not listed, e.g. that of an agent of the user's own."""
+    """Say what a metric means; empty for one that is not listed, such as a metric of the user's own agent."""
     place = _place(metric)
     return meanings()[place].meaning if place is not None else ""
 
 
-def ordered(metrics: Iterable[str]) -> list[str]:
-    """Return metrics as they are listed; those that are not listed come last, by name."""
+def sort_metrics(metrics: Iterable[str]) -> list[str]:
+    """Sort metrics as they are listed; those that are not listed come last, by name."""
     last = len(meanings())
     return sorted(metrics, key=lambda metric: (place if (place := _place(metric)) is not None else last, metric))
 

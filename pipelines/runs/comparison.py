@@ -21,7 +21,6 @@ from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strat
 from pipelines.nearest import did_you_mean
 from pipelines.runs.evaluations import (
     DEFAULT_METRIC,
-    Evaluation,
     ScoreInterval,
     Standard,
     curve,
@@ -46,9 +45,12 @@ _CURVE_RESAMPLES = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """Runs that differ in their seed only. `settings` are those that distinguish the group; `scores` by stratum: the
-    name of the environment, with what distinguishes it from others of that name. `strata`: of the runs. `scored_on`:
-    the tasks and the way to act, as text."""
+    """Runs that differ in their seed only.
+
+    `settings` distinguish the group from others. `scores` are by stratum: the name of an environment, with what
+    distinguishes it from others of that name. `strata` has the stratum of each run's path. `scored_on` describes the
+    tasks and the way to act.
+    """
 
     name: str
     settings: Mapping[str, Any]
@@ -75,7 +77,7 @@ class Improvement:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCurve:
-    """Scores of a group by `x`, with their interval. `scored_on`: the tasks and the way to act, as text."""
+    """Scores of a group by `x`, with their interval. `scored_on` describes the tasks and the way to act."""
 
     name: str
     scored_on: str = ""
@@ -101,26 +103,52 @@ def grouped(
         raise InputMissing("no runs to compare", hint="amago runs DIR lists the runs in a directory")
     _require_metric(runs, metric)
     tables = [{key: value for key, value in run.settings.items() if key not in _NOT_COMPARED} for run in runs]
-    keys = _require_keys(by, tables) if by else varying(tables)
+    keys = list(by) if by else varying(tables)
+    known = {key for table in tables for key in table}
+    for key in by:
+        if key not in known:
+            hint = did_you_mean(key, known, otherwise="amago settings lists them")
+            raise UsageError(f"no setting '{key}' to group by", hint=hint)
     if not by and (other := [key for key in keys if not key.startswith("env.")]):
         keys = other
     members: dict[tuple[str, ...], list[int]] = {}
     for place, table in enumerate(tables):
-        members.setdefault(_values(table, keys), []).append(place)
-    named = keys if by else _distinguishing(keys, tables, runs, len(members))
+        members.setdefault(tuple(repr(table.get(key)) for key in keys), []).append(place)
+    named = keys if by else _choose_distinguishing(keys, tables, runs, len(members))
     scored = [last_and_best(run.scores.final, metric) for run in runs]
     last = [pair[0] if pair else None for pair in scored]
     strata = _name_strata([None if each is None else each.standard for each in last])
     groups = []
     for places in members.values():
-        own = {key: tables[places[0]].get(key) for key in named}
-        members_of = [(runs[place], last[place], strata[place]) for place in places]
-        groups.append(_group(_name(own, runs[places[0]]), own, members_of, metric, statistic))
-    return _with_names_that_differ(groups)
+        first, settings = runs[places[0]], {key: tables[places[0]].get(key) for key in named}
+        name = ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
+        if not settings or len(settings) > _MOST_KEYS:
+            name = first.recipe or first.env or first.name
+        scores: dict[str, list[float]] = {}
+        for place in places:
+            evaluation = last[place]
+            if evaluation is not None and (score := evaluation.score(metric)) is not None:
+                scores.setdefault(strata[place], []).append(score.value)
+        values = {stratum: tuple(each) for stratum, each in scores.items()}
+        standards = [str(each.standard) for place in places if (each := last[place]) is not None]
+        groups.append(
+            RunGroup(
+                name=name,
+                settings=settings,
+                runs=tuple(runs[place] for place in places),
+                scores=values,
+                score=aggregate(values, statistic),
+                strata={runs[place].path: strata[place] for place in places},
+                scored_on=" or ".join(dict.fromkeys(standards)),
+            )
+        )
+    if len({group.name for group in groups}) < len(groups):
+        return [replace(group, name=f"{group.name}: {group.runs[0].name}") for group in groups]
+    return groups
 
 
 def improvements(groups: Sequence[RunGroup], *, resamples: int = RESAMPLES, seed: int = 0) -> list[Improvement]:
-    """Return the probability of improvement of each group over each other, of those that have scores."""
+    """Estimate the probability of improvement of each group over each other, of those that have scores."""
     scored = [group for group in groups if group.scores]
     return [
         Improvement(
@@ -138,8 +166,9 @@ def improvement(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> ScoreInterval:
-    """Return the probability that a score of `first` is higher than one of `second` (a tie counts half), the mean over
-    the environments that both have, with its stratified bootstrap interval; none if each has one run only.
+    """Estimate the probability that a score of `first` is higher than one of `second`; a tie counts half.
+
+    It is the mean over the environments that both have, with a stratified bootstrap interval unless each has one run.
 
     >>> improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
     0.7777777777777778
@@ -163,8 +192,9 @@ def improvement(
 def aggregate(
     scores: Mapping[str, Sequence[float]], statistic: Statistic = "iqm", resamples: int = RESAMPLES
 ) -> ScoreInterval | None:
-    """Return the statistic over the scores of all environments, with its interval where an environment has two runs or
-    more; None without scores.
+    """Compute the statistic over the scores of all environments; None without scores.
+
+    It has an interval where an environment has two runs or more.
 
     >>> aggregate({"maze": [0, 1, 2, 3, 100]}).value
     2.0
@@ -185,8 +215,10 @@ def aggregate(
 def curves(
     groups: Sequence[RunGroup], *, metric: str = DEFAULT_METRIC, axis: Axis = "updates", statistic: Statistic = "iqm"
 ) -> list[GroupCurve]:
-    """Return the learning curve of each group: the statistic of its runs, interpolated between their evaluations, where
-    at least half of them have got."""
+    """Compute the learning curve of each group: the statistic of its runs, interpolated between their evaluations.
+
+    A curve ends where fewer than half of the runs have got. Groups without evaluations are left out.
+    """
     return [found for group in groups if (found := _curve(group, metric, axis, statistic)).x]
 
 
@@ -224,29 +256,6 @@ def _curve(group: RunGroup, metric: str, axis: Axis, statistic: Statistic) -> Gr
     return found
 
 
-def _group(
-    name: str,
-    settings: Mapping[str, Any],
-    members: Sequence[tuple[StoredRun, Evaluation | None, str]],
-    metric: str,
-    statistic: Statistic,
-) -> RunGroup:
-    scores: dict[str, list[float]] = {}
-    for _, evaluation, stratum in members:
-        if evaluation is not None and (score := evaluation.score(metric)) is not None:
-            scores.setdefault(stratum, []).append(score.value)
-    values = {stratum: tuple(each) for stratum, each in scores.items()}
-    return RunGroup(
-        name=name,
-        settings=settings,
-        runs=tuple(run for run, _, _ in members),
-        scores=values,
-        score=aggregate(values, statistic),
-        strata={run.path: stratum for run, _, stratum in members},
-        scored_on=" or ".join(dict.fromkeys(str(each.standard) for _, each, _ in members if each is not None)),
-    )
-
-
 def _name_strata(standards: Sequence[Standard | None]) -> list[str]:
     """Name the stratum of each standard: the environment, with tasks and way to act where these differ within it."""
     known = [standard for standard in standards if standard is not None]
@@ -262,19 +271,18 @@ def _name_strata(standards: Sequence[Standard | None]) -> list[str]:
     ]
 
 
-def _values(table: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(repr(table.get(key)) for key in keys)
-
-
-def _distinguishing(
+def _choose_distinguishing(
     keys: Sequence[str], tables: Sequence[Mapping[str, Any]], runs: Sequence[StoredRun], count: int
 ) -> list[str]:
-    """Return as few keys as distinguish the groups: the size before what it stands for, then what was changed."""
+    """Choose as few keys as distinguish the `count` groups.
+
+    The size comes before the settings that it stands for, and settings that were changed come before others.
+    """
     changed = {key for run in runs for key in run.changed}
     chosen: list[str] = []
     parts = 1
     for key in sorted(keys, key=lambda key: (key != "size", key not in changed, key)):
-        finer = len({_values(table, [*chosen, key]) for table in tables})
+        finer = len({tuple(repr(table.get(each)) for each in (*chosen, key)) for table in tables})
         if finer > parts:
             chosen, parts = [*chosen, key], finer
         if parts == count:
@@ -282,20 +290,8 @@ def _distinguishing(
     return chosen
 
 
-def _name(settings: Mapping[str, Any], run: StoredRun) -> str:
-    if not settings or len(settings) > _MOST_KEYS:
-        return run.recipe or run.env or run.name
-    return ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
-
-
-def _with_names_that_differ(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    names = [group.name for group in groups]
-    if len(set(names)) == len(names):
-        return list(groups)
-    return [replace(group, name=f"{group.name}: {group.runs[0].name}") for group in groups]
-
-
 def _require_metric(runs: Sequence[StoredRun], metric: str) -> None:
+    """Raise InputMissing, with what there is, if no run is scored by the metric."""
     known: dict[str, None] = {}
     for run in runs:
         for evaluation in run.scores.final:
@@ -310,13 +306,3 @@ def _require_metric(runs: Sequence[StoredRun], metric: str) -> None:
         )
     hint = did_you_mean(metric, known, otherwise=f"known: {', '.join(sorted(known))}")
     raise InputMissing(f"no evaluation of these runs has the metric '{metric}'", hint=hint)
-
-
-def _require_keys(keys: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = {key for table in tables for key in table}
-    for key in keys:
-        if key not in known:
-            raise UsageError(
-                f"no setting '{key}' to group by", hint=did_you_mean(key, known, otherwise="amago settings lists them")
-            )
-    return list(keys)

@@ -85,18 +85,18 @@ class Evaluation:
     seconds: float | None = None
 
     def score(self, metric: str = DEFAULT_METRIC) -> ScoreInterval | None:
-        """Return a metric with its interval; None if the evaluation does not have that number."""
+        """Look up a metric with its interval; None if the evaluation does not have that number."""
         return _score(self.metrics, metric)
 
     def attempts(self, kind: str = "success") -> list[ScoreInterval]:
-        """Return `success` or `return` by attempt; empty if there are no attempts or it is not known for each."""
+        """List `success` or `return` by attempt; empty if there are no attempts or it is not known for each."""
         entries = self.metrics.get("per_attempt")
         listed = entries if isinstance(entries, list) else []
         found = [_score(entry, f"{kind}_mean") if isinstance(entry, Mapping) else None for entry in listed]
         return [] if None in found else [score for score in found if score is not None]
 
     def known_attempts(self, who: str, kind: str = "success") -> list[float]:
-        """Return what is known exactly of `random` or `optimal` play by attempt; empty if nothing is."""
+        """List what is known exactly of `random` or `optimal` play by attempt; empty if nothing is."""
         table = self.known.get(who)
         values = table.get(kind) if isinstance(table, Mapping) else None
         found = [number(value) for value in values] if isinstance(values, list) else []
@@ -106,9 +106,9 @@ class Evaluation:
 def read_evaluations(
     folder: Path, metrics: MetricColumns | None = None
 ) -> tuple[tuple[Evaluation, ...], tuple[str, ...]]:
-    """Return the evaluations in `folder`, in the order in which they were made, and which files could not be read.
+    """Read the evaluations in `folder`, in the order in which they were made, and list the files that are damaged.
 
-    `metrics` of the run gives them environment steps and seconds.
+    The `metrics` of the run say how many environment steps and seconds it had taken by then.
     """
     found, problems = [], []
     try:
@@ -144,6 +144,12 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
     A run is scored as its last evaluation stage evaluates or, without one, as its table `[evaluate]` says. A run that
     names no environment, such as one trained on somebody's dataset, has that of its first evaluation.
     """
+
+    def is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
+        counts = ("seed", "episodes")
+        alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
+        return alike and _is_made_by(entry, evaluation, ("train", "test"))
+
     env = _table(document.get("env"))
     own = _env_key(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
     base = _table(document.get("evaluate"))
@@ -155,21 +161,14 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
     ]
     here = [each for each in evaluations if each.standard.env == own]
     final = tuple(each for each in here if _is_made_by(entries[-1] if entries else base, each, ("test",)))
-    made = [each for each in here if any(_is_of_stage(entry, each) for entry in entries)]
+    made = [each for each in here if any(is_of_stage(entry, each) for entry in entries)]
     return RunScores(final=final, curve=tuple(made) if entries else final)
 
 
-def _is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
-    """Whether an evaluation stage of a chain makes such evaluations, of the same episodes."""
-    counts = ("seed", "episodes")
-    alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
-    return alike and _is_made_by(entry, evaluation, ("train", "test"))
-
-
 def _is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
-    """Whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard; `splits`: what "auto" allows.
+    """Decide whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard.
 
-    A report that does not say how its agent acted passes for either way.
+    `splits` are those that "auto" allows. A report that does not say how its agent acted counts for either way.
     """
     standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
     chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
@@ -181,8 +180,10 @@ def _is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Seque
 
 
 def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:
-    """Return the evaluations that form a learning curve, by update: of the settings that most checkpoints were
-    evaluated with, the newest such if there are several."""
+    """Select the evaluations that form a learning curve, by update.
+
+    They have the settings with which most checkpoints were evaluated, the newest such if there are several.
+    """
     scored = [each for each in evaluations if each.score(metric) is not None]
     updates: dict[str, set[int]] = {}
     for each in scored:
@@ -198,8 +199,10 @@ def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> li
 def last_and_best(
     evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC
 ) -> tuple[Evaluation, Evaluation] | None:
-    """Return the evaluation of the latest update that has the metric (the newest, if several have), and the best one of
-    the same standard."""
+    """Find the newest evaluation of the latest update that has the metric, and the best one of the same standard.
+
+    None if no evaluation has the metric.
+    """
     scored = [(each, score.value) for each in evaluations if (score := each.score(metric)) is not None]
     if not scored:
         return None
@@ -209,8 +212,7 @@ def last_and_best(
 
 
 def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
-    """Name the environments of several standards: by their names, with those parameters by which environments of one
-    name differ. Return the name of each `Standard.env`.
+    """Name each `Standard.env`: by the environment's name, with the parameters that distinguish it from its namesakes.
 
     >>> long, short = '{"corridor": 20, "name": "tmaze"}', '{"corridor": 5, "name": "tmaze"}'
     >>> env_differences([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
@@ -226,16 +228,14 @@ def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
         alike = named[_text(table.get("name"))]
         keys = sorted({key for each_table in alike for key in each_table})
         differing = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in alike}) > 1]
-        found[env] = " ".join([_text(table.get("name")), *(f"{key}={_brief(table.get(key))}" for key in differing)])
+        values = {key: "unset" if (value := table.get(key)) is None else value for key in differing}
+        parts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in values.items()]
+        found[env] = " ".join([_text(table.get("name")), *parts])
     return found
 
 
-def _brief(value: Any) -> str:
-    return "unset" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
 def number(value: Any) -> float | None:
-    """Return a finite number of a JSON file as a float; None for anything else."""
+    """Convert a finite number of a JSON file to a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -293,18 +293,19 @@ def _score(metrics: Mapping[str, Any], metric: str) -> ScoreInterval | None:
 
 
 def _env_key(env: Mapping[str, Any]) -> str:
-    """Write settings of an environment such that equal ones give equal texts: TOML has no null, JSON only one kind of
-    number."""
-    given = {str(key): _plain_number(value) for key, value in env.items() if value is not None}
-    return json.dumps(given, sort_keys=True, default=str)
+    """Write settings of an environment as JSON such that equal settings give equal texts.
 
+    TOML has no null and JSON one kind of number, so unset values are left out and 1.0 becomes 1.
+    """
 
-def _plain_number(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain_number(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list | tuple):
-        return [_plain_number(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(each) for key, each in value.items() if each is not None}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(plain(env), sort_keys=True, default=str)
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ _MOST_DEEP = 6
 
 
 def find_runs(places: Sequence[Path | str]) -> list[Path]:
-    """Return the runs at or below each of `places`, sorted within each; a place may be a pattern such as `runs/maze-*`.
+    """Find the runs at or below each of `places`, sorted within each; a place may be a pattern such as `runs/maze-*`.
 
     InputMissing if a place does not exist, or a pattern matches nothing. An existing directory may contain no run.
     """
@@ -33,7 +33,7 @@ def find_runs(places: Sequence[Path | str]) -> list[Path]:
 
 
 def is_pattern(place: str) -> bool:
-    """Return whether `place` is a pattern, and not the name of something that exists."""
+    """Decide whether `place` is a pattern, and not the name of something that exists."""
     return glob.has_magic(place) and not Path(place).exists()
 
 

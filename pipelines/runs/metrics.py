@@ -1,7 +1,7 @@
-"""metrics.jsonl as columns of numbers, sampled evenly if it is long.
+"""metrics.jsonl as columns of numbers, sampled evenly if the file is long.
 
-A log of 100,000 lines has 150 MB or more: a curve of 1,000 points needs 1,000 lines of it, which are found by their
-offset. Lines that cannot be read are passed over, as are values that are not numbers.
+A log of 100,000 lines has 150 MB or more, and a curve of 1,000 points needs 1,000 of its lines. These are found by
+their offset, without reading the rest. Lines that cannot be parsed and values that are not numbers are skipped.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class MetricColumns:
         return len(self.columns["update"])
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the updates and the values of the lines that have the metric `name`."""
+        """Select the updates and the values of the lines that have the metric `name`."""
         values = self.columns.get(name, np.full(self.rows, np.nan))
         present = ~np.isnan(values)
         return self.columns["update"][present], values[present]
 
     def at(self, name: str, update: float) -> float | None:
-        """Return `name` at an update, interpolated linearly between lines; None if no line has it."""
+        """Interpolate `name` linearly at an update; None if no line has it."""
         updates, values = self.series(name)
         if not len(updates):
             return None
@@ -69,49 +69,43 @@ def read_metrics(
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            sampled = points is not None and size / _line_bytes(file, size) > 2 * points
-            lines = _sampled(file, size, points, stage) if sampled and points else _all(file, stage)
+            file.seek(max(0, size // 2 - _CHUNK_BYTES))
+            chunk = file.read(_CHUNK_BYTES << 2)  # from the middle of the log, to estimate the length of its lines
+            file.seek(0)
+            line_bytes = max(len(chunk), 1) / max(chunk.count(b"\n"), 1)
+            sampled = points is not None and size / line_bytes > 2 * points
+            if sampled and points:
+                lines = _sample(file, size, points, stage)
+            else:
+                parsed = (_parse(line, stage) for line in iter(lambda: file.readline(_LONGEST_LINE), b""))
+                lines = (line for line in parsed if line is not None)
             return MetricColumns(columns=_columns(lines, names), sampled=sampled)
     except OSError:
         return MetricColumns(columns=_columns(iter(()), names))
 
 
 def last_line(path: Path, *, stage: str = "train") -> dict[str, Any] | None:
-    """Return the last line of a stage, if it is among the last 64 KiB of the log at `path`."""
+    """Read the last line of a stage; None if it is not among the last 64 KiB of the log at `path`."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - (_CHUNK_BYTES << 2)))
             for line in reversed(file.read().splitlines()):
-                if (found := _entry(line, stage)) is not None:
+                if (found := _parse(line, stage)) is not None:
                     return found
     except OSError:
         pass
     return None
 
 
-def _line_bytes(file: BinaryIO, size: int) -> float:
-    """Return the mean length of lines, estimated at the middle of the log."""
-    file.seek(max(0, size // 2 - _CHUNK_BYTES))
-    chunk = file.read(_CHUNK_BYTES << 2)
-    file.seek(0)
-    return max(len(chunk), 1) / max(chunk.count(b"\n"), 1)
-
-
-def _entry(line: bytes, stage: str) -> dict[str, Any] | None:
+def _parse(line: bytes, stage: str) -> dict[str, Any] | None:
     found = parse_object(line) if line.startswith(b"{") and len(line) <= _LONGEST_LINE else None
     if found is None or found.get("stage") != stage or _number(found.get("update")) is None:
         return None
     return found
 
 
-def _all(file: BinaryIO, stage: str) -> Iterator[dict[str, Any]]:
-    while line := file.readline(_LONGEST_LINE):
-        if (found := _entry(line, stage)) is not None:
-            yield found
-
-
-def _sampled(file: BinaryIO, size: int, points: int, stage: str) -> Iterator[dict[str, Any]]:
+def _sample(file: BinaryIO, size: int, points: int, stage: str) -> Iterator[dict[str, Any]]:
     """Yield the first line after each of `points` evenly spaced offsets, and the last line."""
     end = 0  # of the last line that was looked at
     for number in range(points):
@@ -124,12 +118,12 @@ def _sampled(file: BinaryIO, size: int, points: int, stage: str) -> Iterator[dic
         for _ in range(8):
             line = file.readline(_LONGEST_LINE)
             end += len(line)
-            if (found := _entry(line, stage)) is not None:
+            if (found := _parse(line, stage)) is not None:
                 yield found
                 break
     file.seek(max(end, size - (_CHUNK_BYTES << 2)))
     for line in reversed(file.read().splitlines()):
-        if (found := _entry(line, stage)) is not None:
+        if (found := _parse(line, stage)) is not None:
             yield found
             break
 
@@ -154,18 +148,13 @@ def _columns(lines: Iterator[dict[str, Any]], names: Sequence[str] | None) -> di
     for column in values.values():
         column.extend([math.nan] * (count - len(column)))
     found = {name: np.array(column, np.float64) for name, column in values.items()}
-    return found | {"seconds": _working_seconds(found["time"], found["cpu_seconds"])}
-
-
-def _working_seconds(times: np.ndarray, cpu: np.ndarray) -> np.ndarray:
-    """Return (R,) seconds since the first line, without pauses: where `cpu_seconds` falls, another process has begun,
-    and it has worked for at most that long."""
-    if not len(times):
-        return np.zeros(0)
-    passed = np.diff(times, prepend=times[:1])
-    restarted = np.diff(cpu, prepend=cpu[:1]) < 0
-    passed = np.where(restarted, np.minimum(passed, cpu), passed)
-    return np.cumsum(np.maximum(np.nan_to_num(passed), 0.0))
+    if not count:
+        return found | {"seconds": np.zeros(0)}
+    # Seconds since the first line, without pauses. Where the CPU time falls, another process has taken over: the time
+    # since the line before is mostly a pause, and the new process has worked for at most its own CPU time.
+    passed, cpu = np.diff(found["time"], prepend=found["time"][:1]), found["cpu_seconds"]
+    passed = np.where(np.diff(cpu, prepend=cpu[:1]) < 0, np.minimum(passed, cpu), passed)
+    return found | {"seconds": np.cumsum(np.maximum(np.nan_to_num(passed), 0.0))}
 
 
 def _number(value: Any) -> float | None:

@@ -24,9 +24,9 @@ class RandomPlay:
 
 
 def random_play(recipe: Mapping[str, Any], evaluation: Evaluation | None = None) -> RandomPlay | None:
-    """Return what the plan in a run's record of its `recipe` has measured, otherwise what an `evaluation` knows.
+    """Look up the score of random play: measured by the plan in a run's `recipe`, or known to an `evaluation`.
 
-    None if neither says.
+    None if neither has it.
     """
     plan = recipe.get("plan")
     measured = plan.get("measured") if isinstance(plan, Mapping) else None
@@ -39,7 +39,7 @@ def random_play(recipe: Mapping[str, Any], evaluation: Evaluation | None = None)
 
 
 def compare(evaluation: Evaluation, random: RandomPlay) -> str:
-    """Return "below" if the interval of the return is below random play, "equal" if it is not above it; "" if it is."""
+    """Compare the interval of a return with random play: "below", "equal" if they overlap, or "" if it is above."""
     score = evaluation.score()
     if score is None:
         return ""

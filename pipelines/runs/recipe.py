@@ -20,15 +20,15 @@ def followed(
     *,
     env_model: EnvModel,
 ) -> dict[str, Any]:
-    """Return for run.json the recipe `name`, its profile, and what `settings` changed in it: key -> [recipe, run].
+    """Describe for run.json the recipe `name`, its profile, and what `settings` changed in it: key -> [recipe, run].
 
-    The settings that a size stands for are not listed, only the size.
+    Of a size only the size itself is listed, and not the settings that it stands for.
     """
     kept = [(path, value) for path, value in assignments if list(path) in _CHOSEN]
     sized = dict(document) | ({"size": settings.size} if settings.size else {})
     plain = resolve(sized, kept, env_model=env_model, source=name)
     found = changes(flattened(plain.document()), flattened(settings.document()))
-    said = document.get("size") or ""
-    if settings.size != said:
-        found["size"] = (said, settings.size)
+    size = document.get("size") or ""
+    if settings.size != size:
+        found["size"] = (size, settings.size)
     return {"name": name, "profile": settings.profile, "changed": {key: list(pair) for key, pair in found.items()}}

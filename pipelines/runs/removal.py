@@ -1,4 +1,4 @@
-"""Removing runs: only what is a run, that nobody works on and no other run depends on."""
+"""Removal of runs: only of directories that are runs, on which no process works and no other run depends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.errors import AmagoError, UsageError
 from pipelines.files.atomic import explained
 from pipelines.files.json import read_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.stored import StoredRun, read_run
+from pipelines.runs.stored import read_run
 from pipelines.runs.summary import Row, disk_bytes
 
 _MOST_BYTES = 16 << 20
@@ -51,12 +51,18 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
         for path in paths:
             held.enter_context(RunDirectory(path).lock(*_STAGES))
         found = [RemovedRun(path=path, bytes=disk_bytes(path)) for path in paths]
-    return found if dry_run else [_removed(each) for each in found]
+    for run in () if dry_run else found:
+        with explained(f"remove '{run.path}'"), RunDirectory(run.path).lock(*_STAGES):
+            # Under another name, so that a half-removed run does not look like a run.
+            doomed = run.path.with_name(f".{run.path.name}.{secrets.token_hex(4)}.removed")
+            os.rename(run.path, doomed)
+            shutil.rmtree(doomed)
+    return found
 
 
 def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> list[Path]:
-    """Return the runs that are not among the `keep_best` best of their standard, of those that are not running and have
-    a score; `failed`: also those that failed without a score.
+    """Select the runs with a score that are not among the `keep_best` best of their standard; `failed`: also those that
+    failed without a score. Runs that are running are never selected.
 
     Scores in environments of different parameters, on different tasks or of different ways to act say nothing about
     which run is better, so each such group keeps its best.
@@ -77,16 +83,16 @@ def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> li
 
 
 def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
-    """Return which of the runs other runs depend on, and how: they train on its lake, act with its policy, fill its
-    lake, or have a link into it.
+    """Find which of the runs other runs depend on, and how: they train on its lake, act with its policy, fill its lake,
+    or have a link into it.
 
-    Looks into the folders of runs that these sit in, and into runs/. Links are read, and never followed.
+    The search covers the folders that contain these runs, and runs/. Links are read, and never followed.
     """
     own = {path.resolve() for path in paths}
     others: set[Path] = set()
     links: dict[Path, Path] = {}
     for root in {_folder_of_runs(path) for path in own} | {Path("runs").resolve()}:
-        for folder in _folders(root, hidden=False, runs_alone=_is_shared(root)):
+        for folder in _walk(root, hidden=False, runs_alone=_is_shared(root)):
             inside = any(folder.path.is_relative_to(each) for each in own)
             if not inside and folder.is_run:
                 others.add(folder.path)
@@ -97,20 +103,21 @@ def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
         place = path.resolve()
         into = sorted(link for link, target in links.items() if target.is_relative_to(place))
         names = {place.name, *(link.name for link in into)}
-        reasons = [f"'{other}' {how}" for other in sorted(others) if (how := _depends(other, path, names)) is not None]
+        reasons = [f"'{other}' {how}" for other in sorted(others) if (how := _find_dependence(other, path, names))]
         reasons += [f"'{link}' is a link into it" for link in into if any(map(link.is_relative_to, others))]
-        reasons += [f"'{other}' collects into its lake" for other in _fillers(path) if other.resolve() not in own]
+        reasons += [f"'{other}' collects into its lake" for other in _find_fillers(path) if other.resolve() not in own]
         if reasons:
             found[path] = reasons
     return found
 
 
 def contents(path: Path) -> str | None:
-    """Say what the directory of a run contains, at any depth, that would be lost with it: other runs, and lakes beside
-    its own. None if there is nothing of that kind. StageFailed for a directory that cannot be read.
+    """Describe other runs and lakes in the directory of a run, at any depth, which would be lost with it.
+
+    None if there are none. StageFailed for a directory that cannot be read.
     """
     own = _own_lakes(path)
-    for folder in _folders(path, hidden=True):
+    for folder in _walk(path, hidden=True):
         name = folder.path.relative_to(path).as_posix()
         if folder.path == path:
             continue
@@ -135,11 +142,11 @@ class _Folder:
         return "config.toml" in self.files
 
 
-def _folders(root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[_Folder]:
+def _walk(root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[_Folder]:
     """Yield `root` and the directories below it, on the same device. Links are not followed.
 
-    `hidden`: all of them, and StageFailed for one that cannot be read. Otherwise those that can be read, without hidden
-    ones and what is in lakes. `runs_alone`: of the directories in `root` only the runs.
+    With `hidden`, all of them, and StageFailed for one that cannot be read. Otherwise hidden directories, the contents
+    of lakes and what cannot be read are skipped. `runs_alone`: of the directories in `root`, only runs.
     """
     waiting = [root]
     try:
@@ -166,16 +173,18 @@ def _folders(root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[
 
 
 def _folder_of_runs(path: Path) -> Path:
-    """Return the folder whose runs may depend on the run at `path`: the outermost that is called runs, or else the one
-    that its outermost run is in.
+    """Find the folder whose runs may depend on the run at `path`: the outermost folder that is called runs.
+
+    Without one, it is the folder that contains the outermost run on the path.
     """
     outermost = next(each for each in (*reversed(path.parents), path) if each == path or is_run(each))
     return next((each for each in reversed(outermost.parents) if each.name == "runs"), outermost.parent)
 
 
 def _is_shared(folder: Path) -> bool:
-    """Check whether a directory is one in which all kinds of things lie, so that only what is directly in it is looked
-    at: the root of a file system, a home, or one for everybody's files such as /tmp.
+    """Decide whether a directory is shared with other things than runs: the root of a file system, a home, or /tmp.
+
+    A walk through all of it could take hours, so only the runs directly in it are looked at.
     """
     try:
         return os.path.ismount(folder) or folder == Path.home() or bool(folder.stat().st_mode & stat.S_ISVTX)
@@ -196,52 +205,48 @@ def _require_removable(path: Path) -> None:
         raise UsageError(inside, hint="move or remove that first")
 
 
-def _removed(run: RemovedRun) -> RemovedRun:
-    """Remove a run under another name, so that a half-removed one does not look like a run."""
-    with explained(f"remove '{run.path}'"), RunDirectory(run.path).lock(*_STAGES):
-        doomed = run.path.with_name(f".{run.path.name}.{secrets.token_hex(4)}.removed")
-        os.rename(run.path, doomed)
-        shutil.rmtree(doomed)
-    return run
+def _find_dependence(other: Path, path: Path, names: Collection[str]) -> str | None:
+    """Say how the run `other` depends on the run at `path`; None if it does not.
 
-
-def _depends(other: Path, path: Path, names: Collection[str]) -> str | None:
-    """Return how the run `other` depends on the run at `path`, which it can only call by one of `names` or by the ids
-    of its lakes; None if it does not.
+    `other` can refer to that run only by one of `names` or by the ids of its lakes. Files without any of these need
+    not be parsed.
     """
-    ids = _lake_ids(path)
-    texts = [_content(other / name) for name in ("run.json", "config.toml")]
+    found = [(read_object(lake / "lake.json") or {}).get("id") for lake in _own_lakes(path)]
+    ids = {id for id in found if isinstance(id, str) and id}
+    texts = []
+    for name in ("run.json", "config.toml"):
+        with contextlib.suppress(OSError):
+            texts.append(read_limited(other / name, _MOST_BYTES))
     if not any(name.encode() in text for name in {*names, *ids} for text in texts):
         return None
     run = read_run(other)
+
+    def is_inside(place: Any) -> bool:
+        if not isinstance(place, str) or "\0" in place or "://" in place:
+            return False
+        return Path(os.path.realpath(place)).is_relative_to(path.resolve())
+
+    def read_texts(table: str, *keys: str) -> list[str]:
+        settings = run.document.get(table)
+        values: list[Any] = [settings.get(key) for key in keys] if isinstance(settings, dict) else []
+        parts = [part for value in values for part in (value if isinstance(value, list) else [value])]
+        return [part for part in parts if isinstance(part, str) and part]
+
     lakes = run.record.get("lakes")
     for lake in lakes if isinstance(lakes, list) else []:
-        if isinstance(lake, dict) and (lake.get("id") in ids or _is_inside(lake.get("lake"), path)):
+        if isinstance(lake, dict) and (lake.get("id") in ids or is_inside(lake.get("lake"))):
             return "was trained on its lake"
-    for text in _strings(run, "train", "lakes"):
+    for text in read_texts("train", "lakes"):
         with contextlib.suppress(AmagoError):
-            if _is_inside(str(located(parse_share(text)[0], other)), path):
+            if is_inside(str(located(parse_share(text)[0], other))):
                 return "trains on its lake"
-    if any(_is_inside(text.partition("@")[0], path) for text in _strings(run, "collect", "policy", "follow")):
+    if any(is_inside(text.partition("@")[0]) for text in read_texts("collect", "policy", "follow")):
         return "acts with its policy"
     return None
 
 
-def _strings(run: StoredRun, table: str, *keys: str) -> list[str]:
-    settings = run.document.get(table)
-    found: list[Any] = [settings.get(key) for key in keys] if isinstance(settings, dict) else []
-    found = [part for value in found for part in (value if isinstance(value, list) else [value])]
-    return [value for value in found if isinstance(value, str) and value]
-
-
-def _is_inside(place: Any, path: Path) -> bool:
-    if not isinstance(place, str) or "\0" in place or "://" in place:
-        return False
-    return Path(os.path.realpath(place)).is_relative_to(path.resolve())
-
-
-def _fillers(path: Path) -> list[Path]:
-    """Return the other runs, as far as they exist, that collected into the run's lake."""
+def _find_fillers(path: Path) -> list[Path]:
+    """Find the other runs that collected into the run's lake, as far as they still exist."""
     found: set[Path] = set()
     for file in [file for lake in _own_lakes(path) for file in (lake / "collectors").glob("*.json")]:
         run = (read_object(file) or {}).get("run")
@@ -252,20 +257,8 @@ def _fillers(path: Path) -> list[Path]:
 
 
 def _own_lakes(path: Path) -> list[Path]:
-    """Return the lakes that a run keeps in its directory: the one it fills, and the one for what it was given."""
+    """Locate the lakes in the directory of a run: the one that it fills, and the one for imported trajectories."""
     source = read_run(path).document.get("source")
     place = source.get("lake") if isinstance(source, dict) else None
     given = located(place, path) if isinstance(place, str) and place.startswith(f"{RUN}/") else path / "offline"
     return [path / "lake", Path(given)]
-
-
-def _lake_ids(path: Path) -> set[str]:
-    found = [(read_object(lake / "lake.json") or {}).get("id") for lake in _own_lakes(path)]
-    return {id for id in found if isinstance(id, str) and id}
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_limited(path, _MOST_BYTES)
-    except OSError:
-        return b""

@@ -20,9 +20,9 @@ _LONGEST = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """State of a run: `stage` is the one that is running or ran last; `pid` and `host` are those of its process.
+    """State of a run. `stage` is the one that is running or ran last, `pid` and `host` are those of its process.
 
-    `started` and `ended` are seconds since the epoch, None if unknown; `reason` says why it failed or was interrupted.
+    `started` and `ended` are seconds since the epoch, None if unknown. `reason` says why it failed or was interrupted.
     """
 
     status: _RunStatus
@@ -35,7 +35,7 @@ class RunState:
 
 
 def running(path: Path) -> tuple[str, LockHolder] | None:
-    """Return the stage that a process is running in the run at `path`, and that process; None if there is none."""
+    """Find the stage that a process is running in the run at `path`, and that process; None if there is none."""
     for stage in _LOCKS:
         if (found := holder(path / f".{stage}.lock")) is not None:
             return stage, found
@@ -43,42 +43,39 @@ def running(path: Path) -> tuple[str, LockHolder] | None:
 
 
 def state_of(path: Path, record: Mapping[str, Any]) -> RunState:
-    """Return the state of the run at `path`, whose run.json is `record`."""
-    now, recorded = running(path), _recorded_state(record)
-    return recorded if now is None else replace(running_state(*now), started=recorded.started)
+    """Determine the state of the run at `path`, whose run.json is `record`: running, or how its last stage ended."""
 
+    def text(value: Any) -> str:
+        return value[:_LONGEST] if isinstance(value, str) else ""
 
-def running_state(stage: str, process: LockHolder) -> RunState:
-    """Return the state of a run in which `process` runs a stage."""
-    return RunState(status="running", stage=stage, pid=process.pid, host=process.host)
-
-
-def _recorded_state(record: Mapping[str, Any]) -> RunState:
-    """Return how the last stage ended, if nothing runs now."""
     stages = record.get("stages")
     entries: dict[str, Mapping[str, Any]] = {"": {}}
     if isinstance(stages, Mapping):
         entries |= {str(name): entry for name, entry in stages.items() if isinstance(entry, Mapping)}
-    stage, last = max(entries.items(), key=lambda item: _when(item[1].get("time")) or 0.0)
-    status = _OUTCOMES.get(_text(last.get("status")), "interrupted")
-    reason = _text(last.get("error")) if status != "finished" else ""
+    stage, last = max(entries.items(), key=lambda item: _parse_time(item[1].get("time")) or 0.0)
+    started = _parse_time(last.get("time"))
+    if (now := running(path)) is not None:
+        return replace(running_state(*now), started=started)
+    status = _OUTCOMES.get(text(last.get("status")), "interrupted")
+    reason = text(last.get("error")) if status != "finished" else ""
     pid, hardware = last.get("pid"), record.get("hardware")
     return RunState(
         status=status,
         stage=stage,
         pid=pid if isinstance(pid, int) else None,
-        host=_text(hardware.get("host")) if isinstance(hardware, Mapping) else "",
-        started=_when(last.get("time")),
-        ended=_when(last.get("ended")),
+        host=text(hardware.get("host")) if isinstance(hardware, Mapping) else "",
+        started=started,
+        ended=_parse_time(last.get("ended")),
         reason=reason or (_KILLED if status == "interrupted" and stage and "status" not in last else ""),
     )
 
 
-def _text(value: Any) -> str:
-    return value[:_LONGEST] if isinstance(value, str) else ""
+def running_state(stage: str, process: LockHolder) -> RunState:
+    """Describe a run in which `process` runs `stage`."""
+    return RunState(status="running", stage=stage, pid=process.pid, host=process.host)
 
 
-def _when(text: Any) -> float | None:
+def _parse_time(text: Any) -> float | None:
     """Parse a time as run.json has it, 2026-11-23T01:23:41+0000."""
     try:
         parsed = time.strptime(text, "%Y-%m-%dT%H:%M:%S%z")

@@ -1,5 +1,8 @@
-"""A run directory as one record. Whatever is damaged or half-written is left out and listed in `problems`: a damaged
-file must not hide the other runs. Nothing named in a file is imported or opened."""
+"""A run directory as one record.
+
+Damaged and half-written files are left out and listed in `problems`, since one damaged file must not hide other runs.
+Nothing that a file names is imported or opened.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ class StoredRun:
         if isinstance(recorded, Mapping):
             pairs = {str(key): pair for key, pair in recorded.items() if isinstance(pair, list) and len(pair) == 2}
             return {key: (before, after) for key, (before, after) in pairs.items() if key not in _NOT_SETTINGS}
-        found = changes(_defaults(), self.settings)
+        defaults = flattened(Settings().model_dump(mode="json", exclude_none=True))
+        found = changes(defaults, self.settings)
         return {key: pair for key, pair in found.items() if key not in _NOT_SETTINGS and not key.startswith("env.")}
 
     @property
@@ -196,35 +200,31 @@ def read_run(path: Path | str) -> StoredRun:
     """Read the run at `path`. InputMissing if there is none; damaged files of a run are reported in `problems`."""
     directory = RunDirectory.open(path)
     problems: list[str] = []
-    record = _object(directory.record_path, problems)
+
+    def read(file: Path) -> dict[str, Any]:
+        try:
+            found = parse_object(read_limited(file, _MOST_BYTES))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            problems.append(f"{file.name} cannot be read: {error.strerror}")
+            return {}
+        if found is None:
+            problems.append(f"{file.name} is damaged")
+        return found or {}
+
+    record = read(directory.record_path)
     name = record.get("name")
     return StoredRun(
         path=directory.path,
         name=name if isinstance(name, str) and name else directory.path.resolve().name,
         state=state_of(directory.path, record),
         record=record,
-        progress=_object(directory.path / "progress.json", problems),
+        progress=read(directory.path / "progress.json"),
         damaged_records=tuple(problems),
     )
-
-
-def _object(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        found = parse_object(read_limited(path, _MOST_BYTES))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}")
-        return {}
-    if found is None:
-        problems.append(f"{path.name} is damaged")
-    return found or {}
 
 
 def _whole(value: Any) -> int | None:
     found = number(value)
     return None if found is None else int(found)
-
-
-def _defaults() -> dict[str, Any]:
-    return flattened(Settings().model_dump(mode="json", exclude_none=True))

@@ -1,4 +1,4 @@
-"""Runs as rows: one per run, for a table, for SQL, for a script. A thousand runs take less than a second."""
+"""Runs as rows, one per run, for tables, SQL and scripts. A thousand runs take less than a second, by a cache."""
 
 from __future__ import annotations
 
@@ -37,19 +37,25 @@ _MOST_CACHED = 50_000
 
 
 def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Row]:
-    """Return a row for each run: the columns of `COLUMNS`.
+    """Summarise each run in a row with the columns of `COLUMNS`.
 
-    `score` is of the latest update that was evaluated as the run's own settings evaluate, `best` the highest of such
+    `score` is that of the latest update that was evaluated by the run's own settings, `best` the highest of such
     scores. `scored_on` says on which tasks and how the agent acted, `standard` also in which environment: runs of
-    different standards cannot be ranked. `other_evaluations` counts the evaluations that do not count. The rows of runs
-    that have not changed come from a cache of this user.
+    different standards cannot be ranked. `other_evaluations` is the number of evaluations by other standards. Rows of
+    runs that have not changed come from a cache of this user.
     """
-    with _cache() as cache:
+    with _open_cache() as cache:
         return [_row(path, metric, cache) for path in paths]
 
 
 def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
-    """Return the row of one run, without its age."""
+    """Summarise one run in a row, without its age."""
+
+    def scores_of(name: str, evaluation: Evaluation | None) -> Row:
+        score = evaluation.score(metric) if evaluation is not None else None
+        low, high = (score.low, score.high) if score is not None else (None, None)
+        return {name: score.value if score is not None else None, f"{name}_low": low, f"{name}_high": high}
+
     evaluations, damaged = read_evaluations(run.path / "evaluations")
     scores = select_scores(evaluations, run.document)
     found = last_and_best(scores.final, metric)
@@ -65,8 +71,8 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         **{key: state[key] for key in ("stage", "pid", "host", "reason", "started")},
         "progress": run.share,
         "seconds_left": run.seconds_left,
-        **_scores("score", found and found[0], metric),
-        **_scores("best", found and found[1], metric),
+        **scores_of("score", found and found[0]),
+        **scores_of("best", found and found[1]),
         "random_return": random.return_mean if (random := run.random_play) is not None else None,
         "score_update": found[0].update if found else None,
         "best_update": found[1].update if found else None,
@@ -95,7 +101,7 @@ def shown(value: Any) -> str:
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the space that a directory takes, without what links point to."""
+    """Measure the space that a directory takes on the disk, without the targets of links."""
     total, waiting = 0, [str(path)]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
@@ -107,27 +113,7 @@ def disk_bytes(path: Path) -> int:
     return total
 
 
-def _scores(name: str, evaluation: Evaluation | None, metric: str) -> Row:
-    score = evaluation.score(metric) if evaluation is not None else None
-    low, high = (score.low, score.high) if score is not None else (None, None)
-    return {name: score.value if score is not None else None, f"{name}_low": low, f"{name}_high": high}
-
-
 def _row(path: Path, metric: str, cache: _Cache) -> Row:
-    mark, changed_at = _watched(path)
-    now = running(path)
-    row = cache.get(f"{path.absolute()}\n{metric}", mark, lambda: summary(read_run(path), metric=metric))
-    row |= {"run": str(path), "age": max(time.time() - changed_at, 0.0)}
-    if now is None:
-        return row
-    state = running_state(*now)
-    live = read_run(path)
-    row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
-    return row | {"progress": live.share, "seconds_left": live.seconds_left}
-
-
-def _watched(path: Path) -> tuple[str, float]:
-    """Return what changes with the run, and when it last changed."""
     marks, newest = [], 0.0
     for name in _WATCHED:
         try:
@@ -137,11 +123,20 @@ def _watched(path: Path) -> tuple[str, float]:
             continue
         newest = max(newest, status.st_mtime)
         marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
-    return " ".join(marks), newest
+    now = running(path)
+    row = cache.get(f"{path.absolute()}\n{metric}", " ".join(marks), lambda: summary(read_run(path), metric=metric))
+    row |= {"run": str(path), "age": max(time.time() - newest, 0.0)}
+    if now is None:
+        return row
+    # A cached row says how the run ended before: a process has taken it up since, which changes no file at once.
+    state = running_state(*now)
+    live = read_run(path)
+    row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
+    return row | {"progress": live.share, "seconds_left": live.seconds_left}
 
 
 class _Cache:
-    """Rows by key, each with the mark of what it was made from; None: no cache."""
+    """Rows by key, each with a mark of the files that it was made from. Without a connection, nothing is stored."""
 
     def __init__(self, connection: sqlite3.Connection | None) -> None:
         self._connection = connection
@@ -174,8 +169,8 @@ class _Cache:
 
 
 @contextlib.contextmanager
-def _cache() -> Iterator[_Cache]:
-    """Open the cache; one that cannot be used is done without, one that is damaged is removed."""
+def _open_cache() -> Iterator[_Cache]:
+    """Open the cache. One that cannot be used is replaced by an empty one in memory, and a damaged one is removed."""
     path = cache_home() / "runs-3.sqlite"
     cache, connection = _Cache(None), None
     try:

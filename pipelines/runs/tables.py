@@ -32,49 +32,44 @@ def query(
     limits: QueryLimits | None = None,
     listener: Listener = silent,
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return the column names and rows of one SELECT over the tables of `tables`. UsageError for anything else."""
+    """Run one SELECT over the tables of `tables`; return column names and rows. UsageError for anything else."""
     return engine.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
 
 
 def matching(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
-    """Return the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
+    """Select the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
     table = RowTable(columns=COLUMNS, rows=rows)
     return [rows[place] for place in engine.matching("runs", table, where, listener=listener)]
 
 
 def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
-    """Return the tables.
+    """Build the tables.
 
     runs: the columns of `summary.COLUMNS`. settings: `run`, `key`, `value` (as text). evaluations: a row for each, with
     `greedy` (1: the most likely actions), `counts` (1: the run is scored by such) and every score with its interval
     (`return_mean`, `return_low`, `return_high`). metrics: every line of the logs.
     """
     runs = [read_run(path) for path in paths]
-    names = dict.fromkeys(name for path in paths for name in _metric_names(path))
+    # A log's columns are known from a few of its lines, so that only the query reads all of them.
+    logs = [
+        read_metrics(path / "metrics.jsonl", stage=stage, points=_NAMES_FROM)
+        for path in paths
+        for stage in ("train", "evaluate")
+    ]
+    settings = [
+        {"run": str(run.path), "key": key, "value": value if isinstance(value, str) else json.dumps(value, default=str)}
+        for run in runs
+        for key, value in run.settings.items()
+    ]
     return {
         "runs": RowTable(columns=COLUMNS, rows=summaries(paths, metric=metric)),
-        "settings": RowTable(
-            columns=dict.fromkeys(("run", "key", "value"), "text"), rows=[row for run in runs for row in _settings(run)]
-        ),
+        "settings": RowTable(columns=dict.fromkeys(("run", "key", "value"), "text"), rows=settings),
         "evaluations": RowTable(columns=_EVALUATIONS, rows=[row for run in runs for row in _evaluations(run)]),
         "metrics": LogTable(
-            files=[(str(path), str((path / "metrics.jsonl").absolute())) for path in paths], columns=tuple(names)
+            files=[(str(path), str((path / "metrics.jsonl").absolute())) for path in paths],
+            columns=tuple(dict.fromkeys(name for log in logs for name in log.columns)),
         ),
     }
-
-
-def _metric_names(path: Path) -> Iterator[str]:
-    for stage in ("train", "evaluate"):
-        yield from read_metrics(path / "metrics.jsonl", stage=stage, points=_NAMES_FROM).columns
-
-
-def _settings(run: StoredRun) -> Iterator[Row]:
-    for key, value in run.settings.items():
-        yield {
-            "run": str(run.path),
-            "key": key,
-            "value": value if isinstance(value, str) else json.dumps(value, default=str),
-        }
 
 
 def _evaluations(run: StoredRun) -> Iterator[Row]:

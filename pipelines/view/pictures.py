@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.report.frames import as_frames, contact_sheet, png
+from pipelines.report.frames import as_frames, encode_png, make_sheet
 from pipelines.view.columns import PICTURES, describe
 from pipelines.view.steps import StepReader, StoredTrajectory
 
@@ -36,7 +36,7 @@ class Pictures:
 
     def frame(self, step: int, side: int = _MOST_SIDE) -> bytes:
         """Return the picture at a step as PNG, reduced to at most `side` pixels a side."""
-        return png(_reduced(self.draw(min(max(step, 0), self.length)), side))
+        return encode_png(_reduced(self.draw(min(max(step, 0), self.length)), side))
 
     def strip(self, start: int, stop: int, count: int, side: int) -> bytes:
         """Return up to `count` evenly spaced pictures of the steps [start, stop) side by side."""
@@ -44,8 +44,8 @@ class Pictures:
         stop = min(max(stop, start + 1), self.length + 1)
         count = max(1, min(count, _MOST_FRAMES, stop - start, _MOST_BYTES // max(self.frame_bytes, 1)))
         steps = np.linspace(start, stop - 1, count).round().astype(int).tolist()
-        return png(
-            contact_sheet(np.stack([_reduced(self.draw(step), side) for step in steps]), most=count, across=count)
+        return encode_png(
+            make_sheet(np.stack([_reduced(self.draw(step), side) for step in steps]), most=count, across=count)
         )
 
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StorageError, UsageError
 from pipelines.events import Event, Listener
-from pipelines.report.bundle import charting_script
+from pipelines.report.page import charting_script
 from pipelines.view.guard import GuardedApp
 from pipelines.view.viewer import LakeViewer
 from pipelines.web.checks import TooLarge, limited_body

@@ -19,7 +19,7 @@ from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.report.bundle import charting_script
+from pipelines.report.page import charting_script
 from pipelines.view import lanes, pictures
 from pipelines.view import replay as replays
 from pipelines.view.columns import describe

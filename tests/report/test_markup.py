@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.report.markup import Markup, element, facts, folded, joined, script_data, table
+from pipelines.report.markup import Markup, element, encode_json, facts, fold, join, table
 
 HOSTILE = (
     "<script>hacked=1</script>",
@@ -50,7 +50,7 @@ def test_text_stays_text_in_elements_and_attributes(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_data_in_a_script_is_the_same_json_and_never_ends_it(text: str) -> None:
-    coded = script_data({text: [text]})
+    coded = encode_json({text: [text]})
     assert json.loads(coded) == {text: [text]}
     assert not set(coded) & set("<>&\u2028\u2029")
     found = Elements(element("script", coded))
@@ -59,7 +59,7 @@ def test_data_in_a_script_is_the_same_json_and_never_ends_it(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_tables_lists_and_folds_escape_too(text: str) -> None:
-    found = Elements(joined(table([text], [[text]], caption=text), facts([(text, text)]), folded(text, text)))
+    found = Elements(join(table([text], [[text]], caption=text), facts([(text, text)]), fold(text, text)))
     assert {tag for tag, _ in found.tags} <= set(_TAGS.split())
     assert found.text.count(text) == 7
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.report.training import meaning_of, meanings, ordered
+from pipelines.report.training import meaning_of, meanings, sort_metrics
 
 
 def test_patterns_match_any_ending_and_exact_names_come_first() -> None:
@@ -12,7 +12,7 @@ def test_patterns_match_any_ending_and_exact_names_come_first() -> None:
 
 
 def test_metrics_are_shown_in_the_listed_order_and_others_last() -> None:
-    assert ordered(["zeta", "entropy", "alpha", "loss", "q"]) == ["loss", "q", "entropy", "alpha", "zeta"]
+    assert sort_metrics(["zeta", "entropy", "alpha", "loss", "q"]) == ["loss", "q", "entropy", "alpha", "zeta"]
 
 
 def test_the_documentation_lists_the_same_metrics() -> None:

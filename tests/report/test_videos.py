@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.report import videos
-from pipelines.report.shown import shown_runs
+from pipelines.report.episodes import video_section
+from pipelines.report.shown import number_runs
 from pipelines.runs.stored import read_run
 from tests.report.test_markup import Elements
 from tests.runs.factory import make_run
@@ -15,7 +15,7 @@ MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(20)
 
 
 def elements(run: Path) -> list[tuple[str, dict[str, str | None]]]:
-    found = videos.section(shown_runs([read_run(run)], points=10)[0])
+    found = video_section(number_runs([read_run(run)], points=10)[0])
     return [] if found is None else [each for each in Elements(found).tags if each[0] in ("video", "img")]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.events import Event, Notice
-from pipelines.report.frames import png
+from pipelines.report.frames import encode_png
 from pipelines.tracking.background import tracked
 from pipelines.training.metrics_log import MetricsLog
 
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> RunDirectory:
     append(directory, 25, 50)
     picture = np.zeros((20, 30, 3), dtype=np.uint8)
     picture[:, :15] = COLORS[0]
-    (directory.path / "adaptation.png").write_bytes(png(picture))
+    (directory.path / "adaptation.png").write_bytes(encode_png(picture))
     return directory
 
 

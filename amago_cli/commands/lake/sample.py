@@ -90,8 +90,12 @@ def _critics(name: str, seed: int) -> Any:
 
 
 def _sheets(folder: Path, found: Any, schema: Any) -> list[Path]:
-    from pipelines.report.frames import is_image, write_sheet
+    from pipelines.files.atomic import write_atomically
+    from pipelines.report.frames import as_frames, encode_png, is_image, make_sheet
 
     uid, columns = found.row["uid"], found.trajectory.columns
     wanted = [c.name for c in schema.columns if c.role == "observation" and is_image(c.dtype, c.shape)]
-    return [write_sheet(folder / f"{uid}-{name}.png", columns[name]) for name in wanted]
+    written = [folder / f"{uid}-{name}.png" for name in wanted]
+    for name, path in zip(wanted, written, strict=True):
+        write_atomically(path, encode_png(make_sheet(as_frames(columns[name]))))
+    return written

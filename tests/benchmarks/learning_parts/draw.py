@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.report.charts import LIGHT, Lines, Series, titled
+from pipelines.report.charts import LIGHT, Lines, Series, add_title
 from pipelines.report.plots import draw
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import load_tasks
@@ -59,7 +59,7 @@ def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:
         raise SystemExit(f"no learning curves in {path} where {where}")
     rows = [{"hconcat": list(_row(task, groups)), "spacing": 30} for task, groups in found.items()]
     spec = {"vconcat": rows, "spacing": 30, "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}}}
-    return draw(target, titled(spec, "", LIGHT))
+    return draw(target, add_title(spec, "", LIGHT))
 
 
 def _row(task: str, groups: dict[tuple[Any, ...], list[Curve]]) -> Iterator[dict[str, Any]]:
