@@ -36,7 +36,7 @@ from pipelines.learning.objectives import (
 )
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.nets import ranks
-from pipelines.nets.distributions import Categorical
+from pipelines.nets.distributions import Categorical, action_entropy
 from pipelines.nets.features import features
 from pipelines.nets.norms import symlog
 from pipelines.nets.sequence import sequence_encoder
@@ -207,7 +207,7 @@ class Agent(nn.Module):
         if self.advantage_scale is not None and critics is not None:
             squares.append(self._squared_advantages(critics.data.shared, steps.legal))
         weight_G = self._entropy_weights()
-        entropy_NG = None if weight_G is None else self.heads.policy.entropy(steps.params_NGP, steps.legal)
+        entropy_NG = None if weight_G is None else action_entropy(self.heads.policy, steps.params_NGP, steps.legal)
         if self.temperature is not None and entropy_NG is not None:
             entropies.append(entropy_NG.detach())
         inputs = LossInputs(

@@ -90,8 +90,8 @@ def _mean_log_slope(mean: Tensor, std: Tensor) -> Tensor:
 
 
 class TanhGaussian(_BoxPolicy):
-    """tanh of a Gaussian with a bounded deviation. The entropy is that of the action after tanh: before tanh, a policy
-    that always takes a bound of the range could have any entropy."""
+    """tanh of a Gaussian with a bounded deviation. `entropy` is the one before tanh, `action_entropy` the one after:
+    before tanh, a policy that always takes a bound of the range could have any entropy."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -115,13 +115,17 @@ class TanhGaussian(_BoxPolicy):
         return params.chunk(2, -1)[0].tanh()
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
+
+    def action_entropy(self, params: Tensor) -> Tensor:
+        """Compute the entropy (...,) of actions."""
         mean, log_std = self._split(params)
         return (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
 
 
 class GaussianMixture(_BoxPolicy):
     """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
-    of its mode. The entropy is an upper bound: the entropy of the choice plus the mean of the modes', after tanh."""
+    of its mode. Both entropies are upper bounds: that of the choice plus the mean of the modes'."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -157,6 +161,12 @@ class GaussianMixture(_BoxPolicy):
         return mean.gather(-2, index)[..., 0, :].tanh()
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, _, log_std = self._split(params)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU).sum(-1)
+        return (log_weight.exp() * (inside - log_weight)).sum(-1)
+
+    def action_entropy(self, params: Tensor) -> Tensor:
+        """Compute the upper bound (...,) of the entropy of actions."""
         log_weight, mean, log_std = self._split(params)
         inside = (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
         return (log_weight.exp() * (inside - log_weight)).sum(-1)

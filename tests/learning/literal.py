@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from pipelines.lake.spaces import Discrete
 from pipelines.nets.critic import ActionValues
+from pipelines.nets.distributions import action_entropy
 from pipelines.nets.features import features
 
 
@@ -294,7 +295,7 @@ class Literal:
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
                 advantage[b, t, g] = scaled / settings.reward_scale
                 policy = agent.heads.policy
-                entropy = entropy + importance * policy.entropy(agent.heads.actor(state)[g], legal) / discounts
+                entropy = entropy + importance * action_entropy(policy, agent.heads.actor(state)[g], legal) / discounts
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():
