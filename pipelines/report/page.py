@@ -84,9 +84,17 @@ class Charts:
         for curve in curves:
             # A script places these lines: those that follow the chosen axis, and references that span the chart.
             is_placed = curve.along or (curve.reference and len(curve.values) == 1)
-            bounds = {"low": curve.low, "high": curve.high, "x": None if is_placed else curve.x}
-            flags = {"reference": curve.reference, "joined": curve.joined}
-            series.append(Series(name=curve.name, values=curve.values, **bounds, **flags))
+            series.append(
+                Series(
+                    name=curve.name,
+                    values=curve.values,
+                    low=curve.low,
+                    high=curve.high,
+                    x=None if is_placed else curve.x,
+                    reference=curve.reference,
+                    joined=curve.joined,
+                )
+            )
         drawn = Lines(series=series, x_title=x, y_title=y, share=share, whole=whole)
         chart = {
             "spec": drawn.interactive_spec(height=height, tick_count=5 if height < 200 else 7),
