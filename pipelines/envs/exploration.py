@@ -79,7 +79,7 @@ def perturb(
         assert observation is not None
         resampled = rng.random(actions.shape) < epsilon.reshape(-1, *(1,) * (actions.ndim - 1))
         return np.where(resampled, legal.draw(observation, rng), actions)
-    return _changed(actions, epsilon, space, _noise(space, len(actions), rng))
+    return _add_noise(actions, epsilon, space, _noise(space, len(actions), rng))
 
 
 def random_actions(space: Space, num_actors: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,14 +103,14 @@ def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, 
     return rng.random(shape), rng.integers(high, size=shape)
 
 
-def _changed(
+def _add_noise(
     actions: np.ndarray,
     epsilon: np.ndarray,
     space: Space,
     noise: tuple[np.ndarray, ...],
     grid: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return executed actions; with a `grid`, the noise numbers its points."""
+    """Replace or shift `actions` by `noise`, with rate or deviation `epsilon`; noise of a `grid` numbers its points."""
     if grid is not None:
         return np.where((noise[0] < epsilon).reshape(-1, *(1,) * (actions.ndim - 1)), grid[noise[1]], actions)
     scale = epsilon.reshape(-1, *(1,) * len(space.shape))
@@ -248,7 +248,7 @@ class Exploration:
         if self.legal is not None:
             return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
         own = noise if persisting else tuple(each[here] for each in noise)
-        return _changed(actions, epsilon, self._space, own, self._grid), epsilon
+        return _add_noise(actions, epsilon, self._space, own, self._grid), epsilon
 
     def _epsilon(self, progress: float, time: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
         epsilon = np.asarray(

@@ -100,8 +100,8 @@ class _StepRecorder:
         params, legal = self._policy.parameters(observation, action, reward, self._time)
         head = self._policy.agent.heads.policy
         noise = self._rng.random((len(time), head.noise_size), np.float32)
-        greedy = head.stored(head.mode(params, legal)).numpy()
-        sampled = head.stored(head.sample(params, torch.from_numpy(noise), legal)).numpy()
+        greedy = head.to_stored(head.mode(params, legal)).numpy()
+        sampled = head.to_stored(head.sample(params, torch.from_numpy(noise), legal)).numpy()
         self.rows.append(
             {
                 **{f"observation.{name}": np.array(column) for name, column in observation.items()},

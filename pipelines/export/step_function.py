@@ -93,8 +93,8 @@ class StepFunction(nn.Module):
         h_ND, after = self._encode(token_ND, time_N, reset, memory)
         params_NP = agent.heads.actor.acting(agent.policy_input(h_ND, observation)).float()
         legal = agent.legal(observation)
-        greedy = policy.stored(policy.mode(params_NP, legal))
-        sampled = policy.stored(policy.sample(params_NP, noise, legal))
+        greedy = policy.to_stored(policy.mode(params_NP, legal))
+        sampled = policy.to_stored(policy.sample(params_NP, noise, legal))
         return greedy, sampled, params_NP, {TIME: time_N + 1, **after}
 
     def _encode(

@@ -117,8 +117,8 @@ def _eager(agent: Any, capacity: int, actors: int) -> parity.Step:
         time = time + 1
         return {
             "parameters": params.numpy(),
-            "greedy": head.stored(head.mode(params, legal)).numpy(),
-            "sampled": head.stored(head.sample(params, torch.from_numpy(noise), legal)).numpy(),
+            "greedy": head.to_stored(head.mode(params, legal)).numpy(),
+            "sampled": head.to_stored(head.sample(params, torch.from_numpy(noise), legal)).numpy(),
         }
 
     return step

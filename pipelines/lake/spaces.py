@@ -194,15 +194,6 @@ class Spaces:
         return cls(observation=observation, action=space_from_json(data["action"]))
 
 
-def is_greedy_by_default(action: Space) -> bool:
-    """Whether agents with these actions take the most likely one where nobody chooses: with continuous actions.
-
-    The mode of a discrete policy often hides what it has learnt: probabilities that are right on average have a mode
-    that is wrong each time. The mode of a continuous one is close to its mean, and sampling only adds noise.
-    """
-    return isinstance(action, Box)
-
-
 _MOST_GRID_POINTS = 1024  # each is an output of the policy and of every critic
 
 

@@ -97,7 +97,7 @@ class AgentPolicy:
             features_NF = self._policy.mode(params_NP, legal)
         else:
             features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
-        return self._policy.stored(features_NF).cpu().numpy()
+        return self._policy.to_stored(features_NF).cpu().numpy()
 
     @torch.no_grad()
     def parameters(
@@ -148,7 +148,7 @@ class AgentPolicy:
         else:
             noise_BZ = torch.rand(len(actors), self._policy.noise_size, generator=self._generator)
             features_BF = self._policy.sample(params_BP, noise_BZ.to(self.device), legal)
-        return self._policy.stored(features_BF).cpu().numpy()
+        return self._policy.to_stored(features_BF).cpu().numpy()
 
     @torch.no_grad()
     def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], time: np.ndarray | None = None) -> None:

@@ -41,7 +41,7 @@ from pipelines.files.checksums import Mismatch, read_checked, read_sealed, seale
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.lineage import Data
-from pipelines.lake.spaces import Spaces
+from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import bytes_of
 from pipelines.nets.outline import limit_parameters, outline, require_fit
@@ -93,6 +93,17 @@ class Checkpoint:
     def update(self) -> int:
         """Number of gradient updates."""
         return int(self.record["update"])
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the policy takes the most likely action where nobody chooses: if it has a density over a Box.
+
+        The mode of a choice often hides what was learnt: probabilities that are right on average have a mode that is
+        wrong each time. The mode of a density is close to its mean, and sampling only adds noise.
+        """
+        with self.understood():
+            action = Spaces.from_json(self.record["spaces"]).action
+            return isinstance(action, Box) and self.record["agent"]["actor"]["distribution"] != "grid"
 
     def training_state(self) -> dict[str, Any]:
         """Load the optimiser's state and priorities. IntegrityError if unreadable."""

@@ -204,7 +204,7 @@ class _SampledHeads(CriticHeads):
             own_NGKF = self._samples(params_NGP, legal, noise_NGKZ)
             min_q_NG, q_CNG = self.critic.min_q(data.shared, self._smoothed(own_NGKF), drawn_MNG)
             if self.policy.hard:
-                only_taken_NG = self._is_taken(action, self.policy.stored(own_NGKF.detach())).all(-1)
+                only_taken_NG = self._is_taken(action, self.policy.to_stored(own_NGKF.detach())).all(-1)
                 q_CNG = torch.where(only_taken_NG, data.q_CNG, q_CNG)
             return PolicyValues(min_q_NG=min_q_NG, q_CNG=q_CNG)
         with torch.no_grad():
@@ -218,7 +218,7 @@ class _SampledHeads(CriticHeads):
     def _distinct_values(self, data: DataValues, action: Tensor, own_NGKF: Tensor) -> Tensor:
         """Return mean values of sampled choices (C, N, G), evaluating each distinct sample once, and none that equals
         the dataset action."""
-        stored = self.policy.stored(own_NGKF)
+        stored = self.policy.to_stored(own_NGKF)
         is_taken_NGK = self._is_taken(action, stored)
         flat = _entries(stored)
         same_NGKK = (flat[:, :, :, None] == flat[:, :, None]).all(-1)

@@ -73,7 +73,7 @@ class _BoxPolicy:
     def _log_std(self, raw: Tensor) -> Tensor:
         return self.low + 0.5 * (self.high - self.low) * (raw.tanh() + 1)
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 

@@ -47,7 +47,7 @@ class Distribution(Protocol):
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Return the entropy (...,) in nats; for Box see each distribution."""
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         """Convert features to stored form."""
 
 
@@ -131,7 +131,7 @@ class Categorical:
         count = _some(legal).sum(-1).float()
         return torch.where(count > 1, count.log(), torch.inf)
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         return features.argmax(-1).int()
 
     def index(self, action: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class GridChoice(Categorical):
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         return super().mode(params, legal) @ self.grid_AF.to(params.device)
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 
@@ -221,7 +221,7 @@ class _Categoricals:
         places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
         return torch.stack([part.entropy(p, mask) for part, p, mask in places]).sum(0)
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
 
 
@@ -263,7 +263,7 @@ class Bits:
         probs = self.probs(params, legal)
         return entropy(torch.stack((probs, 1 - probs), -1)).sum(-1)
 
-    def stored(self, features: Tensor) -> Tensor:
+    def to_stored(self, features: Tensor) -> Tensor:
         return (features > 0.5).to(torch.uint8)
 
 

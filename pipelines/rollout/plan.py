@@ -23,7 +23,7 @@ from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Listener
 from pipelines.lake import collectors
-from pipelines.lake.spaces import Box, is_greedy_by_default, make_grid
+from pipelines.lake.spaces import Box, make_grid
 from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
@@ -267,7 +267,7 @@ class EvaluationPlan:
     def make_policy(self, env: Env) -> Acting:
         """Make the policy for the actors of `env`."""
         seed, own = self.wanted.seed, self.settings.agent
-        greedy = self.wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
+        greedy = self.wanted.acts_greedily(by_default=self.checkpoint.greedy)
         if self.form is not None:
             return self.form.policy(env, greedy=greedy, seed=seed)
         return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, own=own)

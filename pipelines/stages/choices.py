@@ -307,7 +307,6 @@ def _choose_targets(choices: Choices, facts: EnvFacts) -> None:
         choices.choose("agent.actor.distribution", "grid", reason)
         number = f"{points**facts.action_size:,} actions"
         choices.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
-        choices.choose("evaluate.greedy", False, "the most likely of several choices may be wrong each time")
     if facts.action == "Discrete" or is_on_grid:
         reason = "rewards reach earlier steps, except past actions that the policy avoids"
         choices.choose("agent.trace", "retrace", reason)

@@ -30,11 +30,9 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.formats.scores import Reference, reference, reference_of_environment
-from pipelines.lake.spaces import Spaces, is_greedy_by_default
 from pipelines.lake.store import Lake
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.plan import EvaluationPlan
@@ -247,16 +245,8 @@ def _evaluate(
 
 def _chosen(wanted: EvaluateSettings, checkpoint: Checkpoint) -> EvaluateSettings:
     """Choose settings that say on which tasks the policy plays, and how it acts."""
-    greedy = wanted.acts_greedily(by_default=default_greedy(checkpoint))
+    greedy = wanted.acts_greedily(by_default=checkpoint.greedy)
     return wanted.model_copy(update={"greedy": greedy, "split": wanted.task_split})
-
-
-def default_greedy(checkpoint: Checkpoint) -> bool:
-    """Whether the policy of a checkpoint or bundle takes the most likely actions where nobody chose."""
-    if isinstance(checkpoint, Bundle):
-        return checkpoint.greedy
-    with checkpoint.understood():
-        return is_greedy_by_default(Spaces.from_json(checkpoint.record["spaces"]).action)
 
 
 def _other_way(wanted: EvaluateSettings, tasks: int) -> EvaluateSettings:
@@ -338,7 +328,7 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
         "update": plan.checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
-        "default_greedy": default_greedy(plan.checkpoint),
+        "default_greedy": plan.checkpoint.greedy,
         "metrics": describe(results, every_task=bool(plan.tasks)),
         "known": baselines(results.spec),
         "time": time.time(),

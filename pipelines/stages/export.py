@@ -37,7 +37,6 @@ from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.early_checks import default_folder, place_of_bundle
-from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 
 
@@ -78,7 +77,7 @@ def _policy(
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
     wanted, asked = settings.export, settings.evaluate
-    greedy = asked.acts_greedily(by_default=default_greedy(checkpoint))
+    greedy = asked.acts_greedily(by_default=checkpoint.greedy)
     split = asked.task_split
     settings = settings.model_copy(update={"evaluate": asked.model_copy(update={"greedy": greedy, "split": split})})
     with_page = "page" in wanted.format

@@ -91,8 +91,8 @@ def recording(owner: Agent) -> parity.Arrays:
             {
                 **{f"observation.{name}": column for name, column in columns.items()},
                 **{"action": action, "reward": reward, "reset": reset, "noise": noise, "parameters": params.numpy()},
-                "greedy": head.stored(head.mode(params, legal)).numpy(),
-                "sampled": head.stored(head.sample(params, torch.from_numpy(noise), legal)).numpy(),
+                "greedy": head.to_stored(head.mode(params, legal)).numpy(),
+                "sampled": head.to_stored(head.sample(params, torch.from_numpy(noise), legal)).numpy(),
             }
         )
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

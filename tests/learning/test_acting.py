@@ -42,7 +42,7 @@ def greedy_by_forward(owner, source):
     owner.eval()
     h = owner.encode(TensorBatch.from_numpy(source, owner.spaces))
     policy = owner.heads.policy
-    return policy.stored(policy.mode(owner.heads.actor(h)[..., -1, :])).numpy()
+    return policy.to_stored(policy.mode(owner.heads.actor(h)[..., -1, :])).numpy()
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)

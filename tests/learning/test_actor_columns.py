@@ -72,7 +72,7 @@ def test_acting_is_as_the_full_forward(action):
         source.columns[name][:, 0] = 0
     data, policy = TensorBatch.from_numpy(source, owner.spaces), owner.heads.policy
     params = owner.heads.actor(owner.policy_input(owner.encode(data), data.observation))[..., -1, :]
-    expected = policy.stored(policy.mode(params)).numpy()
+    expected = policy.to_stored(policy.mode(params)).numpy()
     acting = AgentPolicy(owner, num_actors=3, capacity=6, greedy=True)
     for t in range(6):
         row = {name: column[:, t] for name, column in source.columns.items()}

@@ -1,4 +1,4 @@
-"""The adjusted weight of the entropy bonus: updates by hand, and what it does to an agent."""
+"""Tests of `Temperature`: single updates computed by hand, and the entropy of an agent that learns with it."""
 
 import math
 

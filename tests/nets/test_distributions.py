@@ -56,7 +56,7 @@ def test_shapes_and_round_trip(space, settings):
     assert policy.log_prob(params, action).shape == policy.entropy(params).shape == (4, 3)
     for drawn in (policy.sample(params, torch.rand(4, 3, policy.noise_size)), policy.mode(params)):
         assert drawn.shape == (4, 3, space.flat_size)
-        kept = policy.stored(drawn)
+        kept = policy.to_stored(drawn)
         assert kept.shape == (4, 3, *space.shape)
         assert str(kept.dtype) == f"torch.{space.dtype}"
         assert torch.isfinite(policy.log_prob(params, kept.detach())).all()
@@ -221,8 +221,8 @@ def test_grid_of_points_by_hand(shape, points):
     between = (expected + 0.4 / (points - 1) * (2 * torch.rand(expected.shape) - 1)).clamp(-1, 1)
     assert torch.equal(policy.index(between), everything)
     params = 50.0 * torch.eye(points**size)
-    torch.testing.assert_close(policy.stored(policy.mode(params)), expected)
-    torch.testing.assert_close(policy.stored(policy.sample(params, torch.rand(len(params), 1))), expected)
+    torch.testing.assert_close(policy.to_stored(policy.mode(params)), expected)
+    torch.testing.assert_close(policy.to_stored(policy.sample(params, torch.rand(len(params), 1))), expected)
     torch.testing.assert_close(
         policy.log_prob(torch.zeros_like(params), between), torch.full((len(params),), -math.log(len(params)))
     )

@@ -226,7 +226,6 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (PENDULUM, "agent.actor.distribution", "grid"),
         (PENDULUM, "agent.actor.grid_points", 5),
         (PENDULUM, "agent.trace", "retrace"),
-        (PENDULUM, "evaluate.greedy", False),
         (PENDULUM, "exploration.start", 1.0),
         (CHEETAH, "agent.n_step", 3),
         (CHEETAH, "agent.acting_gamma", 0.999),

@@ -37,7 +37,7 @@ def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> di
         status = "limit"
         _evaluate(settings, directory, next(entry for entry in settings.stages if entry.overrides.get("mark_best")))
     run = RunDirectory(directory)
-    greedy = settings.evaluate.acts_greedily(by_default=evaluate.default_greedy(checkpoints.load(run.checkpoints)))
+    greedy = settings.evaluate.acts_greedily(by_default=checkpoints.load(run.checkpoints).greedy)
     final = {"split": "test", "actors": min(settings.evaluate.episodes, 250)}
     best, other, last = (
         _evaluate(settings, directory, StageSettings(stage="evaluate", checkpoint=which, greedy=way, **final))

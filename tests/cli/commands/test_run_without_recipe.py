@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,9 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pipelines import run
+from pipelines import load_policy, run
 from pipelines.config.load import read_toml
 from tests.cli.conftest import Amago
 
@@ -235,3 +237,18 @@ def test_a_killed_run_goes_on_by_its_plan_and_ends_as_one_that_was_not_killed(am
     repeated = amago("run", "a/config.toml", "--run", "b", "--output", "json")
     assert repeated.code == 0, repeated.err
     assert repeated.json["metrics"]["updates"] == done.json["metrics"]["updates"]
+
+
+def test_continuous_actions_of_few_dimensions_are_chosen_from_a_grid_and_sampled(amago: Amago) -> None:
+    """The lake and the exported policy have the environment's actions, all of them points of the grid."""
+    done = amago("run", "--env", "point-robot", *SMALL, "--output", "json")
+    assert done.code == 0, done.err
+    text = "select distinct action[1] as x, action[2] as y from steps where action is not null"
+    rows = amago("lake", "sql", "runs/point-robot", text, "--output", "json").json
+    assert {(row["x"], row["y"]) for row in rows} == set(itertools.product((-1.0, 0.0, 1.0), repeat=2))
+    assert amago("export", "runs/point-robot", "--to", "policy").code == 0
+    policy = load_policy("policy")
+    assert json.loads(Path("policy/policy.json").read_text())["greedy"] is False
+    acted = [policy.act(np.zeros(4, np.float32), 0.0) for _ in range(30)]
+    assert len({tuple(action) for action in acted}) > 1
+    assert {value for action in acted for value in action.tolist()} <= {-1.0, 0.0, 1.0}
