@@ -21,7 +21,23 @@ from tests.benchmarks.learning_parts import book, draw, one, results, schedule, 
 TASKS = tasks.load_tasks()
 LAKE = TASKS["lake-4x4"]
 RESULTS = Path(__file__).parents[2] / "docs/results.jsonl"
-COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+COUNTS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+)
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
 
