@@ -172,6 +172,7 @@ def _observation(spaces: Spaces) -> dict[str, Any]:
 
 
 def _schema(space: Space) -> dict[str, Any]:
+    shape: tuple[int, ...]
     match space:
         case Discrete(n=n, start=start):
             return {"type": "integer", "minimum": start, "maximum": start + n - 1}
