@@ -119,9 +119,9 @@ def run(
 def _without_recipe(
     common: Common, request: Request, run: Path | None, minutes: float | None, steps: int | None, *, fresh: bool
 ) -> Any:
-    """Run by the plan that the run has stored, or else by one that is made now."""
+    """Run by the plan that the run has stored, or else by a plan that is made now."""
+    from amago_cli.configuration import tabulate_choices
     from amago_cli.ranks import launched
-    from amago_cli.render.choices import table_of_choices
     from amago_cli.render.output import Document
     from pipelines.config.launch import is_main
     from pipelines.config.load import merge
@@ -146,7 +146,7 @@ def _without_recipe(
             return Document(text="", status="skipped")
         if common.dry_run:
             return _preview(begun, merge(begun.document, request.document()), writes=run)
-        for line in table_of_choices(begun.recipe["plan"]) if begun.is_new else ():
+        for line in tabulate_choices(begun.recipe["plan"]) if begun.is_new else ():
             listener(Notice(text=line))
         from pipelines.stages import run as stages
 
@@ -154,17 +154,17 @@ def _without_recipe(
 
 
 def _preview(begun: Begun, document: Mapping[str, Any], *, writes: Path) -> Document:
-    """Return the output of `--dry-run`: the table, as comments, and the settings as a recipe that runs."""
+    """Write the output of `--dry-run`: the choices as comments, and the settings as a recipe that runs."""
     import tomli_w
 
-    from amago_cli.render.choices import table_of_choices
+    from amago_cli.configuration import tabulate_choices
     from amago_cli.render.output import Document
 
     plan = begun.recipe["plan"]
     lines = [
         f"# run would write run: {writes}",
         "#",
-        *(f"# {line}" for line in table_of_choices(plan)),
+        *(f"# {line}" for line in tabulate_choices(plan)),
         "",
         tomli_w.dumps(document),
     ]

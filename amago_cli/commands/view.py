@@ -73,7 +73,8 @@ def view(
     app = application(viewer, token=token, port=number)
 
     def answer() -> None:
-        shown = partial(webbrowser.open, address) if _wants_browser(browser) else None
+        has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        opens = has_display and sys.stdout.isatty() if browser is None else browser
         with reporter(quiet=common.quiet) as show:
             serve(
                 app,
@@ -82,14 +83,7 @@ def view(
                 drain_seconds=_STOP_SECONDS,
                 listener=show,
                 lifespan=True,
-                ready=shown,
+                ready=partial(webbrowser.open, address) if opens else None,
             )
 
     return Document(text=address, fields={"address": address, "port": number}, then=answer)
-
-
-def _wants_browser(asked: bool | None) -> bool:
-    if asked is not None:
-        return asked
-    has_display = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return has_display and sys.stdout.isatty()
