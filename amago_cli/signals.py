@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from amago_cli.render import escaping
-from amago_cli.stopping import handled
+from amago_cli.stopping import handled_signals
 from pipelines.config.launch import announced, is_main
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
@@ -70,7 +70,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         if awaited != what:
             _write(f"waiting for {awaited}\n")
 
-    before = {number: signal.signal(number, remember) for number in handled()}
+    before = {number: signal.signal(number, remember) for number in handled_signals()}
     try:
         yield listen
     finally:

@@ -79,7 +79,7 @@ def run(
     Example: amago run --env gym:CartPole-v1 --minutes 2
     """
     from amago_cli.configuration import Request, preview
-    from amago_cli.ranks import launched
+    from amago_cli.ranks import plan_launch
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
@@ -103,7 +103,7 @@ def run(
         settings = request.fitted(run)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
         return preview(common, settings, writes={"run": run})
-    if (launch := launched(common.invocation, settings.train)) is not None:
+    if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
@@ -121,7 +121,7 @@ def _without_recipe(
 ) -> Any:
     """Run by the plan that the run has stored, or else by a plan that is made now."""
     from amago_cli.configuration import tabulate_choices
-    from amago_cli.ranks import launched
+    from amago_cli.ranks import plan_launch
     from amago_cli.render.output import Document
     from pipelines.config.launch import is_main
     from pipelines.config.load import merge
@@ -138,7 +138,7 @@ def _without_recipe(
     run = run or default_run(name)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
-    if not common.dry_run and (launch := launched(common.invocation, settings.train)) is not None:
+    if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         begun = begin(RunDirectory(run), budget, request.document(), request.settings, fresh=fresh, listener=listener)

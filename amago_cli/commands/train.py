@@ -84,7 +84,7 @@ def train(
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
     from amago_cli.configuration import Request, exclude, preview, read_plan, stored
-    from amago_cli.ranks import launched
+    from amago_cli.ranks import plan_launch
     from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
@@ -119,7 +119,7 @@ def train(
         places = {"run": run, "checkpoints": run / "checkpoints"}
         does = f"train {add:,} updates more" if add else f"train up to update {settings.train.steps:,}"
         return preview(common, settings, writes=places, does=does)
-    if (launch := launched(common.invocation, settings.train)) is not None:
+    if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         settings = request.fitted(run, base, listener=listener)

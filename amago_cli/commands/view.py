@@ -50,7 +50,7 @@ def view(
 
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
-    from amago_cli.serving import listening, serve
+    from amago_cli.serving import open_socket, serve
     from pipelines.formats.base import require
     from pipelines.lake.store import Lake
 
@@ -66,7 +66,7 @@ def view(
     from pipelines.view.server import application
     from pipelines.view.viewer import LakeViewer
 
-    port_socket = listening(HOST, (port,) if port is not None else (_PORT, 0))
+    port_socket = open_socket(HOST, (port,) if port is not None else (_PORT, 0))
     number, token = port_socket.getsockname()[1], secrets.token_urlsafe(32)
     address = f"http://{HOST}:{number}/?token={token}"
     viewer = LakeViewer(opened, evaluator)

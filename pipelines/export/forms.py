@@ -148,7 +148,7 @@ def described(function: StepFunction) -> dict[str, Any]:
     return {"memory": rows, "noise": function.noise_size, "max_time": function.max_time}
 
 
-def stateless(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
+def load_graph(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
     """Load the graph of a form from its file; it keeps no memory. A file of `torch` or `aoti` must be trusted.
 
     ValueError or RuntimeError if the file is not such a form.
@@ -172,8 +172,8 @@ def stateless(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
 
 
 def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
-    """Load the step of a form for `actors` actors, with their memory. Trust and errors are those of `stateless`."""
-    run = stateless(form, content, record)
+    """Load the step of a form for `actors` actors, with their memory. Trust and errors are those of `load_graph`."""
+    run = load_graph(form, content, record)
     rows = record["memory"].items()
     memory: Mapping[str, np.ndarray] = {name: np.zeros((actors, *shape), dtype) for name, (shape, dtype) in rows}
 

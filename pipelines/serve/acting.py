@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.errors import UsageError
-from pipelines.export.forms import WEIGHTS, FormFile, stateless
+from pipelines.export.forms import WEIGHTS, FormFile, load_graph
 from pipelines.lake.spaces import Spaces, require_values
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -80,7 +80,7 @@ class FormPolicy:
         record = file.checkpoint.record
         self._spaces, self._max_time = Spaces.from_json(record["spaces"]), record["max_time"]
         with file.checkpoint.understood():
-            self._graph = stateless(file.form, file.content, record)
+            self._graph = load_graph(file.form, file.content, record)
         self._form, self._noise, self._greedy = file, int(record["noise"]), greedy
         self._random = np.random.default_rng(seed)
         kinds = record["memory"].items()

@@ -49,7 +49,7 @@ def test_the_wrong_version_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None
     assert problems("one") == ["thing is 1.4, not <3,>=2"]
 
 
-def test_what_does_not_import_is_a_problem() -> None:
+def test_modules_that_do_not_import_are_problems() -> None:
     assert "No module named 'no_such_module'" in (checkup._explain_import(("json", "no_such_module")) or "")
     assert checkup._explain_import(("json",)) is None
 

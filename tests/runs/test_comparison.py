@@ -105,7 +105,7 @@ def test_the_newest_evaluation_of_each_run_counts_and_unfinished_runs_are_counte
     assert group.unfinished == 1
 
 
-def test_nothing_to_compare_is_an_error_with_a_hint(tmp_path: Path) -> None:
+def test_comparisons_without_scores_are_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="no runs"):
         grouped([])
     with pytest.raises(InputMissing, match="none of these runs"):

@@ -29,7 +29,7 @@ def test_the_last_progress_of_each_stage_is_kept(tmp_path: Path) -> None:
     assert len(heard) == 2
 
 
-def test_it_is_written_while_the_stage_runs_and_before_a_stop(tmp_path: Path) -> None:
+def test_progress_is_written_while_a_stage_runs_and_before_a_stop(tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         raise Interrupted("stopped")
 

@@ -24,7 +24,7 @@ def departures(*assignments: tuple[str, Any], recipe: dict[str, Any] = RECIPE) -
     return followed("maze", recipe, given, settings, env_model=env_model)
 
 
-def test_only_what_was_changed_is_listed() -> None:
+def test_only_changed_settings_are_listed() -> None:
     assert departures() == {"name": "maze", "profile": "", "changed": {}}
     found = departures(("train.steps", 7), ("seed", 3), ("profile", "smoke"))
     assert found == {"name": "maze", "profile": "smoke", "changed": {"seed": [0, 3], "train.steps": [5, 7]}}

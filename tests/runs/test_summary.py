@@ -88,7 +88,7 @@ def test_a_damaged_run_is_a_row_with_its_problems(tmp_path: Path) -> None:
     assert all(name in row["problems"] for name in ("config.toml", "run.json", "000010-9318ba67.json"))
 
 
-def test_what_links_point_to_takes_no_space(tmp_path: Path) -> None:
+def test_targets_of_links_are_not_counted_as_space(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "file").write_bytes(b"0" * 100_000)
     path = make_run(tmp_path / "run")

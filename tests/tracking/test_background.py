@@ -71,7 +71,7 @@ def test_everything_is_sent_once_and_in_order(directory: RunDirectory) -> None:
     assert tracker.ending == "finished"
 
 
-def test_what_is_written_meanwhile_is_sent_meanwhile(directory: RunDirectory) -> None:
+def test_lines_are_sent_while_the_run_writes_them(directory: RunDirectory) -> None:
     with tracked([NAME], directory, {}):
         train(directory, 25)
         while not (MADE and MADE[0].lines):

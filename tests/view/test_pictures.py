@@ -22,7 +22,7 @@ def pixels(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)))
 
 
-def test_an_image_is_as_it_was_seen(lake: Lake) -> None:
+def test_an_image_is_drawn_pixel_by_pixel(lake: Lake) -> None:
     values = episode(5)
     reader, uid = StepReader(lake), put(lake, values)
     drawn = pixels(pictures.find_pictures(reader, reader.find(uid), "obs.image").frame(3))
