@@ -109,10 +109,10 @@ def run(
         settings = request.fitted(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.rollout.environment import env_model
-        from pipelines.runs.recipe import followed
+        from pipelines.runs.recipe import describe_recipe
         from pipelines.stages import run as stages
 
-        described = followed(name, request.file, request.assignments, settings, env_model=env_model)
+        described = describe_recipe(name, request.file, request.assignments, settings, env_model=env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
 
 

@@ -53,7 +53,7 @@ class _RecordFile(Form):
 
 
 @contextlib.contextmanager
-def tracked(
+def track_run(
     trackers: Sequence[str],
     directory: RunDirectory,
     config: Mapping[str, Any],

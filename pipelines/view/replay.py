@@ -127,7 +127,7 @@ class Replays:
         return env if (env.spec.horizon or 0) <= _MOST_HORIZON else None
 
 
-def drawn(lake: Lake, uid: str, most: int) -> np.ndarray | None:
+def draw_trajectory(lake: Lake, uid: str, most: int) -> np.ndarray | None:
     """Draw up to `most` evenly spaced frames (n, H, W, 3) of a trajectory; None if it cannot be drawn exactly."""
     steps = StepReader(lake)
     found = steps.find(uid)
