@@ -77,7 +77,7 @@ def toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}, multiline_strings=False).removeprefix("value = ").strip().replace("\n", "")
 
 
-def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
+def parse_varied(texts: Sequence[str]) -> dict[str, list[Any]]:
     """Parse `--vary KEY=A,B,C`: values are TOML, separated by commas outside of brackets and quotes."""
     from pipelines.config.load import parse_assignment
     from pipelines.errors import UsageError
@@ -85,7 +85,18 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for text in texts:
         key, sign, listed = text.partition("=")
-        parts = _split(listed)
+        parts, depth, quote = [""], 0, ""
+        for letter in listed:
+            if letter == "," and not quote and depth == 0:
+                parts.append("")
+                continue
+            parts[-1] += letter
+            if quote:
+                quote = "" if letter == quote else quote
+            elif letter in _QUOTES:
+                quote = letter
+            else:
+                depth += (letter in _OPEN) - (letter in _CLOSE)
         if not sign or not all(part.strip() for part in parts):
             raise UsageError(f"'--vary {text}' is not of the form KEY=A,B,C", hint="e.g. train.batch_size=16,32,64")
         key = key.strip()
@@ -93,21 +104,3 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise UsageError(f"--vary {key} is given twice", hint="list all its values in one option")
         found[key] = [parse_assignment(f"{key}={part.strip()}")[1] for part in parts]
     return found
-
-
-def _split(text: str) -> list[str]:
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in _QUOTES:
-            quote = letter
-        elif letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    return parts

@@ -1,7 +1,7 @@
 """Shell completion of recipes, environments, runs, lakes, checkpoints and settings, and the shells' scripts.
 
-Each function receives the part of a word that was typed and returns whole words; after a failure, as with a damaged
-run, it returns none.
+Each completer receives the part of a word that was typed and returns whole words. After a failure, as with a damaged
+run, it returns none: a traceback in the middle of a command line would help nobody.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ complete -o default -F _amago_completion amago
 """
 # A name with other characters would need quoting, which differs between shells.
 _SAFE = re.compile(r"[\w./@:+=,%-]+")
-_Words = Callable[[Any, str], Iterable[str]]
 
 
 def script(shell: str) -> str:
-    """Return the script with which `shell` completes `amago`."""
+    """Write the script with which `shell` completes `amago`."""
     if shell == "bash":
         return _BASH
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
@@ -47,158 +46,120 @@ def script(shell: str) -> str:
 
 
 def register() -> None:
-    """Let the option parser answer if a shell requests completions."""
+    """Let the option parser answer if a shell asks for completions."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
 
 
-def _completes(words: _Words) -> Callable[[Any, str], list[str]]:
-    """Return a callback for the option parser: those of `words` that start as typed and need no quotes."""
+def _completer(*kinds: str) -> Callable[[Any, str], list[str]]:
+    """Make a callback for the option parser: words of these kinds that start as typed and need no quotes."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         with contextlib.suppress(Exception):
-            return [word for word in words(ctx, incomplete) if word.startswith(incomplete) and _SAFE.fullmatch(word)]
+            words = [word for kind in kinds for word in _list_words(kind, ctx, incomplete)]
+            return [word for word in words if word.startswith(incomplete) and _SAFE.fullmatch(word)]
         return []
 
     return complete
 
 
-@_completes
-def recipes(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.recipes import shipped_recipes
-
-    return [*shipped_recipes(), *_paths(incomplete, lambda path: path.suffix == ".toml")]
-
-
-@_completes
-def shipped(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.recipes import shipped_recipes
-
-    return shipped_recipes()
-
-
-@_completes
-def profiles(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.recipes import find
-
-    return find(_argument(ctx, "recipe", "name"))[1].get("profiles", {})
+recipes = _completer("shipped recipe", "settings file")
+shipped = _completer("shipped recipe")
+profiles = _completer("profile")
+sizes = _completer("size")
+environments = _completer("environment")
+runs = _completer("run")
+bundles = _completer("bundle")
+runs_and_bundles = _completer("bundle", "run")
+lakes = _completer("run or lake")
+runs_at_checkpoints = _completer("run at checkpoint")
+policies = _completer("named policy", "run at checkpoint", "bundle")
+checkpoints = _completer("checkpoint")
+settings = _completer("setting")
+assignments = _completer("assignment")
 
 
-@_completes
-def sizes(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.sizes import SIZES
+def _list_words(kind: str, ctx: Any, incomplete: str) -> Iterable[str]:
+    """List the words of a kind, whether they start as typed or not.
 
-    return SIZES
+    Each case imports only what it needs, since a shell waits for the answer.
+    """
 
+    def first_argument(*names: str) -> str:
+        # While a later option lacks its value, the parser has not yet named the command's first argument.
+        return str(next((ctx.params[name] for name in names if ctx.params.get(name)), None) or ctx.args[0])
 
-@_completes
-def environments(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY
-    from pipelines.registry import entry_points
+    from pipelines.config import places
 
-    names = [entry.prefix for entry in ENTRIES if entry is not USER_ENTRY]
-    names += [point.name for point in entry_points("environment")]
-    if incomplete.startswith("gym:"):
-        import gymnasium
+    match kind:
+        case "shipped recipe":
+            from pipelines.config.recipes import shipped_recipes
 
-        names += [f"gym:{name}" for name in sorted(gymnasium.registry) if ":" not in name]
-    return names
+            return shipped_recipes()
+        case "settings file":
+            return _list_paths(incomplete, lambda path: path.suffix == ".toml")
+        case "profile":
+            from pipelines.config.recipes import find
 
+            found: Iterable[str] = find(first_argument("recipe", "name"))[1].get("profiles", {})
+            return found
+        case "size":
+            from pipelines.config.sizes import SIZES
 
-@_completes
-def runs(ctx: Any, incomplete: str) -> Iterable[str]:
-    return _runs(incomplete)
+            return SIZES
+        case "environment":
+            from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY
+            from pipelines.registry import entry_points
 
+            envs = [entry.prefix for entry in ENTRIES if entry is not USER_ENTRY]
+            envs += [point.name for point in entry_points("environment")]
+            if incomplete.startswith("gym:"):
+                import gymnasium
 
-@_completes
-def runs_and_bundles(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.places import is_run
+                envs += [f"gym:{name}" for name in sorted(gymnasium.registry) if ":" not in name]
+            return envs
+        case "run":
+            return _list_paths(incomplete, places.is_run)
+        case "run or lake":
+            return _list_paths(incomplete, lambda path: places.is_run(path) or places.is_lake(path))
+        case "bundle":
+            from pipelines.config import zoo
 
-    return [*_bundles(incomplete), *_paths(incomplete, is_run)]
+            names = [f"{zoo.PREFIX}{name}" for name in zoo.names()]
+            return [*names, *_list_paths(incomplete, lambda path: places.bundle_directory(path) is not None)]
+        case "run at checkpoint":
+            run, sign, _ = incomplete.rpartition("@")
+            if not sign:
+                return _list_paths(incomplete, places.is_run)
+            return [f"{run}@{name}" for name in _list_checkpoints(Path(run))]
+        case "checkpoint":
+            return _list_checkpoints(Path(first_argument("run", "source")))
+        case "named policy":
+            return ["random", "expert"]
+        case "setting":
+            from pipelines.config import reference
 
+            return [*(setting.key for setting in reference.settings()), *reference.tables()]
+        case "assignment":  # KEY=, and then the values of a choice
+            from pipelines.config import reference
 
-@_completes
-def bundles(ctx: Any, incomplete: str) -> Iterable[str]:
-    return _bundles(incomplete)
-
-
-@_completes
-def lakes(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.places import is_lake, is_run
-
-    return _paths(incomplete, lambda path: is_run(path) or is_lake(path))
-
-
-@_completes
-def runs_at_checkpoints(ctx: Any, incomplete: str) -> Iterable[str]:
-    return _runs_at_checkpoints(incomplete)
-
-
-@_completes
-def policies(ctx: Any, incomplete: str) -> Iterable[str]:
-    return ["random", "expert", *_runs_at_checkpoints(incomplete), *_bundles(incomplete)]
-
-
-@_completes
-def checkpoints(ctx: Any, incomplete: str) -> Iterable[str]:
-    return _checkpoints(Path(_argument(ctx, "run", "source")))
-
-
-@_completes
-def settings(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.reference import settings, tables
-
-    return [*(setting.key for setting in settings()), *tables()]
-
-
-@_completes
-def assignments(ctx: Any, incomplete: str) -> Iterable[str]:
-    """Complete `KEY=`, then the values of a choice."""
-    from pipelines.config.reference import settings
-
-    key, sign, _ = incomplete.partition("=")
-    if not sign:
-        return [f"{setting.key}=" for setting in settings() if "N" not in setting.key.split(".")]
-    accepted = ", ".join(setting.accepts for setting in settings() if setting.key == key)
-    values = re.findall(r'"([^"]+)"', accepted.replace("true or false", '"true" "false"'))
-    return [f"{key}={value}" for value in values]
+            key, sign, _ = incomplete.partition("=")
+            if not sign:
+                return [f"{setting.key}=" for setting in reference.settings() if "N" not in setting.key.split(".")]
+            accepted = ", ".join(setting.accepts for setting in reference.settings() if setting.key == key)
+            values = re.findall(r'"([^"]+)"', accepted.replace("true or false", '"true" "false"'))
+            return [f"{key}={value}" for value in values]
+    raise AssertionError(kind)
 
 
-def _argument(ctx: Any, *names: str) -> str:
-    """Return the command's first argument; while a later option lacks its value, the parser has not named it."""
-    return str(next((ctx.params[name] for name in names if ctx.params.get(name)), None) or ctx.args[0])
-
-
-def _runs_at_checkpoints(incomplete: str) -> Iterator[str]:
-    run, sign, _ = incomplete.rpartition("@")
-    if not sign:
-        yield from _runs(incomplete)
-        return
-    yield from (f"{run}@{name}" for name in _checkpoints(Path(run)))
-
-
-def _checkpoints(run: Path) -> list[str]:
+def _list_checkpoints(run: Path) -> list[str]:
     found = [path.name for path in sorted((run / "checkpoints").iterdir()) if not path.name.startswith(".")]
     return [str(int(name)) if name.isdecimal() else name for name in found]
 
 
-def _runs(incomplete: str) -> Iterator[str]:
-    from pipelines.config.places import is_run
-
-    return _paths(incomplete, is_run)
-
-
-def _bundles(incomplete: str) -> Iterator[str]:
-    from pipelines.config import zoo
-    from pipelines.config.places import bundle_directory
-
-    yield from (f"{zoo.PREFIX}{name}" for name in zoo.names() if f"{zoo.PREFIX}{name}".startswith(incomplete))
-    yield from _paths(incomplete, lambda path: bundle_directory(path) is not None)
-
-
-def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
+def _list_paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
     """Yield the `wanted` paths in the directory typed so far; if none is typed yet, also those in runs/."""
     typed = incomplete[: incomplete.rfind("/") + 1]
     for folder in (typed,) if typed else ("runs/", ""):

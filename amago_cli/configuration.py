@@ -5,7 +5,7 @@ Defaults < the run's stored configuration < recipe < file < named options and `-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ Assignments = list[tuple[tuple[str, ...], Any]]
 
 
 class Request:
-    """Settings that one call gives (a file, `--set`, named options), to be applied to a base.
+    """Settings that one call gives, by a file, `--set` and named options, to be applied to a base.
 
-    `named` maps dotted settings keys to the values of named options; None means the option was not given.
+    `named` maps dotted settings keys to the values of named options; None means that the option was not given.
     """
 
     def __init__(
@@ -65,7 +65,13 @@ class Request:
                 self._size = directory.load_document().get("size", "")
         elif not self._says_size(base or {}):
             train = self._fold(base).get("train")
-            if not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto"):
+            device = str(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
+            has_gpu = device.startswith("cuda")
+            if device == "auto":
+                import torch
+
+                has_gpu = torch.cuda.is_available()
+            if not has_gpu:
                 self._size = "tiny"
                 text = "no GPU found: using a tiny network; --size small, base or large chooses another"
                 listener(Notice(stage="train", text=text))
@@ -80,7 +86,7 @@ class Request:
         return fold(self.file, self.assignments, stored=base, source=self.source)
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
-        """Return the validated settings. UsageError lists every problem."""
+        """Resolve and validate the settings. UsageError lists every problem."""
         from pipelines.rollout.environment import env_model
 
         return resolve(
@@ -88,20 +94,20 @@ class Request:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the settings that this call gives, as a document."""
+        """Fold the settings that this call gives, without a base, into a document."""
         return self._fold(None)
 
     def profile(self) -> str:
-        """Return the profile that this call chooses and the file does not record; "" if none."""
+        """Name the profile that this call chooses, unless the file records it already; "" if there is none."""
         asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")
         return asked if isinstance(asked, str) and asked != self.file.get("profile") else ""
 
     def environment(self) -> str:
-        """Return the environment's name as given by this call; "" if it is not."""
+        """Name the environment that this call gives; "" if it gives none."""
         return _name_in(self.document(), "env")
 
     def source_name(self, base: Mapping[str, Any]) -> str:
-        """Return the dataset that this call or its `base` names; "" if neither does."""
+        """Name the dataset that this call or its `base` gives; "" if neither does."""
         return _name_in(self._fold(base), "source")
 
 
@@ -109,15 +115,6 @@ def _name_in(document: Mapping[str, Any], table: str) -> str:
     entry = document.get(table)
     name = entry.get("name") if isinstance(entry, Mapping) else None
     return name if isinstance(name, str) else ""
-
-
-def _has_gpu(device: Any) -> bool:
-    """Return whether networks will be trained on a GPU, by `train.device`."""
-    if device != "auto":
-        return str(device).startswith("cuda")
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def exclude(options: Mapping[str, Any]) -> None:
@@ -128,13 +125,15 @@ def exclude(options: Mapping[str, Any]) -> None:
 
 
 def stored(directory: Path | None) -> dict[str, Any]:
-    """Return the configuration of the run at `directory`; empty if there is none."""
+    """Load the configuration of the run at `directory`; empty if there is none."""
     return RunDirectory(directory).load_document() if directory is not None else {}
 
 
 def refuse_idle_engine(settings: Settings, keys: Sequence[str], *, processes: int, option: str) -> None:
-    """Raise UsageError if this call chooses where several `processes` run, and there is one, or chooses a Ray cluster
-    that is not used. `option`: the one that makes them several."""
+    """Raise UsageError if this call chooses an engine for one process, or a Ray cluster that no process would use.
+
+    `option` names the option that makes several `processes`.
+    """
     given = [key for key in keys if key in ("collect.engine", "collect.ray", "collect.cpus", "collect.gpus")]
     if given and processes == 1:
         raise UsageError(f"{', '.join(given)}: there is one process, which runs here", hint=f"give {option} N")
@@ -143,7 +142,7 @@ def refuse_idle_engine(settings: Settings, keys: Sequence[str], *, processes: in
 
 
 def read_plan(directory: Path | None) -> Mapping[str, Any] | None:
-    """Return what the settings of the run at `directory` were chosen from; None if they were not."""
+    """Read the plan from which the settings of the run at `directory` were chosen; None if they were not."""
     recipe = RunDirectory(directory).load_record().get("recipe") if directory is not None else None
     plan = recipe.get("plan") if isinstance(recipe, Mapping) else None
     return plan if isinstance(plan, Mapping) else None
@@ -157,11 +156,11 @@ def preview(
     does: str = "",
     plan: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return the output of `--dry-run`: what the stage would do, where it would write, the table of a `plan`, and the
-    settings as TOML that can be run."""
-    import tomli_w
+    """Write the output of `--dry-run`: settings as TOML that can be run, and comments on what the stage would do.
 
-    from amago_cli.render.choices import table_of_choices
+    Comments say where it would write, and with a `plan` why each setting was chosen.
+    """
+    import tomli_w
 
     document = settings.document()
     for place in writes.values():
@@ -171,7 +170,7 @@ def preview(
     lines = [f"# {command} would {does}"] if does else []
     lines += [f"# {command} would write {what}: {path}" for what, path in writes.items()]
     if plan is not None:
-        lines += ["#", *(f"# {line}" for line in table_of_choices(plan)), ""]
+        lines += ["#", *(f"# {line}" for line in tabulate_choices(plan)), ""]
     text = "\n".join([*lines, tomli_w.dumps(document)])
     if masked(text) != text:
         raise UsageError("an address contains credentials", hint="give them by AWS_PROFILE instead")
@@ -181,6 +180,26 @@ def preview(
         fields={"outputs": list(writes.values()), "settings": document, **(plan or {})}
         | ({"does": does} if does else {}),
     )
+
+
+def tabulate_choices(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table of the settings that were chosen for a run without a recipe, with the reasons."""
+    from amago_cli.render.table import render
+    from pipelines.events import duration
+    from pipelines.stages.make_recipe import read_budget
+
+    def show(setting: str, value: Any) -> str:
+        if setting == "stages":
+            return ", ".join(dict.fromkeys(entry["stage"] for entry in value))
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return ", ".join(str(entry.get("kind", entry)) for entry in value)
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+    expected = plan.get("expected_seconds")
+    takes = f", about {duration(expected)}" if isinstance(expected, int) else ""
+    rows = [(row["setting"], show(row["setting"], row["value"]), row["reason"]) for row in plan["choices"]]
+    title = f"choices for {read_budget(plan).text}{takes}"
+    return render(("setting", "value", "reason"), rows, show=str, title=title)
 
 
 def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:

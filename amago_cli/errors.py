@@ -40,7 +40,7 @@ _NOT_POSITIONAL = {"collect": "--env", "relabel": "--from-lake", "train": "--fro
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception as it is reported. An `expected` one is caused by the user or the machine: no traceback."""
+    """An exception as it is reported. The user or the machine caused an `expected` one, so it has no traceback."""
 
     kind: str
     message: str
@@ -84,20 +84,20 @@ def report(error: BaseException, invocation: Invocation) -> int:
         raise
     except OSError:  # the result cannot be written; the error goes to stderr
         streams.drop_stdout()
-    print(f"error: {_shown(failure.message)}{_shown(f'; {failure.hint}' if failure.hint else '')}", file=sys.stderr)
+
+    def escape(text: str) -> str:
+        # Messages may quote untrusted files. Only SQL errors have several lines, which mark the position; they are
+        # indented so that none looks like a separate message.
+        return escaping.lines(text).replace("\n", "\n  ") if text.startswith("SQL: ") else escaping.line(text)
+
+    print(f"error: {escape(failure.message)}{escape(f'; {failure.hint}' if failure.hint else '')}", file=sys.stderr)
     for problem in failure.problems:
-        print(f"  {_shown(problem)}", file=sys.stderr)
+        print(f"  {escape(problem)}", file=sys.stderr)
     return failure.exit_code
 
 
-def _shown(text: str) -> str:
-    """Escape a message, which may quote untrusted files. Only SQL errors have several lines, which mark the position;
-    they are indented so that none looks like a separate message."""
-    return escaping.lines(text).replace("\n", "\n  ") if text.startswith("SQL: ") else escaping.line(text)
-
-
 def classify(error: BaseException) -> Failure:
-    """Classify `error`."""
+    """Turn any exception into a kind, a message, a hint and an exit code."""
     if isinstance(error, Stopped):
         return Failure(kind="Interrupted", message=str(error), exit_code=128 + error.number)
     if isinstance(error, KeyboardInterrupt):
@@ -105,7 +105,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ShadowedEngine):
         return Failure(kind="ShadowedEngine", message=str(error), exit_code=2)
     if hasattr(error, "format_message"):  # raised by the option parser
-        return _of_parser(error)
+        return _classify_usage(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
         where = f": '{error.filename}'" if error.filename else ""
         return Failure(
@@ -130,12 +130,24 @@ def classify(error: BaseException) -> Failure:
     return Failure(kind=type(error).__name__, message=str(error), exit_code=1, expected=False)
 
 
-def _of_parser(error: Any) -> Failure:
+def _classify_usage(error: Any) -> Failure:
+    """Classify an error of the option parser, in our words and with a hint that says what was probably meant."""
     message = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None
     if name := getattr(error, "option_name", None):
-        message, hint = f"no such option {name}", _meant_option(name, error, context) or hint
+        from pipelines.nearest import nearest
+
+        message = f"no such option {name}"
+        assert context is not None
+        if close := nearest(name, getattr(error, "possibilities", None) or ()):
+            hint = f"did you mean {close}?"
+        word = name.removeprefix("--").removeprefix("from-").upper()
+        arguments = [each.metavar or "" for each in context.command.params if each.param_type_name == "argument"]
+        for metavar in arguments:
+            if word in metavar.partition("[")[0].split("|"):
+                hint = f"give {metavar} without {name}: {context.command_path} {metavar}"
+                break
     elif extra := _EXTRA.fullmatch(message):
         message = f"unexpected argument '{extra[1]}'"
         option = _NOT_POSITIONAL.get(context.info_name) if context is not None else None
@@ -149,15 +161,3 @@ def _of_parser(error: Any) -> Failure:
         hint=hint,
         exit_code=getattr(error, "exit_code", 2),
     )
-
-
-def _meant_option(name: str, error: Any, context: Any) -> str | None:
-    """Suggest what an unknown option means: an argument of the command, or the option nearest in spelling."""
-    from pipelines.nearest import nearest
-
-    arguments = [each.metavar or "" for each in context.command.params if each.param_type_name == "argument"]
-    for metavar in arguments:
-        if name.removeprefix("--").removeprefix("from-").upper() in metavar.partition("[")[0].split("|"):
-            return f"give {metavar} without {name}: {context.command_path} {metavar}"
-    close = nearest(name, getattr(error, "possibilities", None) or ())
-    return f"did you mean {close}?" if close else None

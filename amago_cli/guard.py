@@ -19,17 +19,18 @@ _LIBRARIES = ("torch", "numpy", "pyarrow", "duckdb", "gymnasium", "pydantic", "s
 
 
 def shadow() -> Path | None:
-    """Return the foreign `pipelines` folder or the file of the current directory that an import would find; None if
-    there is neither. Imports nothing.
+    """Find the foreign `pipelines` folder, or the file of the current directory, that an import would find.
+
+    None if there is neither. Nothing is imported.
     """
-    return _engine() or _library()
-
-
-def _library() -> Path | None:
+    if (OURS / "__init__.py").is_file():  # otherwise this is an unusual installation, and which one is ours is unknown
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec("pipelines")
+            places = list(found.submodule_search_locations or ()) if found else []
+            if places and all(Path(place).resolve() != OURS for place in places):
+                return Path(places[0])
     here = Path.cwd()
-    if here.name in ("site-packages", "dist-packages"):
-        return None
-    for name in _LIBRARIES:
+    for name in _LIBRARIES if here.name not in ("site-packages", "dist-packages") else ():
         if name in sys.modules or not any((here / file).exists() for file in (name, f"{name}.py", f"{name}.so")):
             continue
         with contextlib.suppress(ImportError, ValueError):
@@ -39,27 +40,11 @@ def _library() -> Path | None:
     return None
 
 
-def _engine() -> Path | None:
-    if not (OURS / "__init__.py").is_file():
-        return None  # an unusual installation: it is unknown which one is ours
-    try:
-        found = importlib.util.find_spec("pipelines")
-    except (ImportError, ValueError):
-        return None
-    places = list(found.submodule_search_locations or ()) if found else []
-    if not places or any(Path(place).resolve() == OURS for place in places):
-        return None
-    return Path(places[0])
-
-
 def explain(path: Path) -> str:
-    """Return the message for the user: which file shadows which, and what to do."""
-    what = f"amago's own package '{OURS}'" if path.name == OURS.name else f"the library '{_named(path)}'"
+    """Say which file shadows which, and what to do."""
+    library = path.parent.name if path.stem == "__init__" else path.name.partition(".")[0]
+    what = f"amago's own package '{OURS}'" if path.name == OURS.name else f"the library '{library}'"
     return (
         f"'{path}' shadows {what}; start amago with its console script `amago`,"
         " change to another directory, or take the folder's parent off PYTHONPATH"
     )
-
-
-def _named(path: Path) -> str:
-    return path.parent.name if path.stem == "__init__" else path.name.partition(".")[0]

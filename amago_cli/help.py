@@ -59,7 +59,9 @@ class Group(TyperGroup):
     commands: LazyCommands
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        _write(formatter, [(section, (name, text)) for name, section, text in self.commands.describe()], "Commands")
+        _write_sections(
+            formatter, [(section, (name, text)) for name, section, text in self.commands.describe()], "Commands"
+        )
 
 
 class DefaultGroup(Group):
@@ -81,23 +83,19 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 if (key := keys.get(parameter.name)) is not None:
-                    record = (record[0], f"{record[1]}  {_setting(key)}")
+                    from pipelines.config.reference import default
+
+                    value = default(key)
+                    if isinstance(value, bool):
+                        value = str(value).lower()
+                    setting = f"[{key}]" if value in (None, "", ()) else f"[{key}, default: {value}]"
+                    record = (record[0], f"{record[1]}  {setting}")
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 rows.append((getattr(parameter, "rich_help_panel", None) or kind, record))
-        _write(formatter, rows, "Options")
+        _write_sections(formatter, rows, "Options")
 
 
-def _setting(key: str) -> str:
-    """Return the setting and its default: `[train.steps, default: 1000]`."""
-    from pipelines.config.reference import default
-
-    value = default(key)
-    if isinstance(value, bool):
-        value = str(value).lower()
-    return f"[{key}]" if value in (None, "", ()) else f"[{key}, default: {value}]"
-
-
-def _write(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], default: str) -> None:
+def _write_sections(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], default: str) -> None:
     sections: dict[str, list[tuple[str, str]]] = {}
     for section, row in rows:
         name = section if isinstance(section, str) else default

@@ -12,22 +12,25 @@ if TYPE_CHECKING:
     from pipelines.stages.result import Result
 
 
-def next_step(result: Result) -> str | None:
-    """Return the command that usually follows; None if there is no usual one, or if a remark says what to try."""
+def suggest_command(result: Result) -> str | None:
+    """Suggest the command that usually follows; None if there is no usual one, or if a remark says what to try."""
     if result.status not in ("done", "skipped") or result.remark:
         return None
     run = None if result.run is None else shlex.quote(str(result.run))
     match result.command:
         case "collect" | "relabel":
-            place = run or shlex.quote(_run_or_lake(str(result.lake)))
-            return f"amago train --from-lake {place}"
+            from pipelines.config.places import is_run
+
+            lake = Path(str(result.lake))  # that of a run is called by the run
+            place = str(lake.parent) if lake.name == "lake" and is_run(lake.parent) else str(result.lake)
+            return f"amago train --from-lake {run or shlex.quote(place)}"
         case "train" if run is not None:
-            return f"amago evaluate {run}{_own_environment(result.run)}"
+            return f"amago evaluate {run}{_env_option(result.run)}"
         case "evaluate" if run is not None:
-            return f"amago watch {run}{_own_environment(result.run)}"
+            return f"amago watch {run}{_env_option(result.run)}"
         case "run" if run is not None:
             written = any(Path(place).name == "report.html" for place in result.outputs)
-            return f"amago watch {run}{_own_environment(result.run)}" if written else f"amago report {run}"
+            return f"amago watch {run}{_env_option(result.run)}" if written else f"amago report {run}"
         case "report" if run is not None:
             return f"amago export {run}"
         case "sweep" if run is not None:
@@ -37,37 +40,27 @@ def next_step(result: Result) -> str | None:
         case "export" if result.outputs and (page := Path(result.outputs[0]) / "page.html").is_file():
             return f"python -m webbrowser {shlex.quote(str(page))}"
         case "export" if run is not None and result.outputs:
-            return f"amago evaluate {shlex.quote(str(result.outputs[0]))}{_own_environment(result.run)}"
+            return f"amago evaluate {shlex.quote(str(result.outputs[0]))}{_env_option(result.run)}"
     return None
 
 
 def line(outcome: Any) -> str | None:
-    """Return the line to print after `outcome`; None for answers to questions."""
+    """Write the line to print after `outcome`; None for answers to questions."""
     from pipelines.stages.result import Result
 
-    step = next_step(outcome) if isinstance(outcome, Result) else None
+    step = suggest_command(outcome) if isinstance(outcome, Result) else None
     return None if step is None else escaping.line(f"next: {step}")
 
 
-def _run_or_lake(lake: str) -> str:
-    from pipelines.config.places import is_run
+def _env_option(run: Path | None) -> str:
+    """Write the option that names an environment of the user's own modules, such as `mymaze:Maze` or `gym:mymodule:ID`.
 
-    parent = Path(lake).parent
-    return str(parent) if Path(lake).name == "lake" and is_run(parent) else lake
-
-
-def _own_environment(run: Path | None) -> str:
-    """Return the option that names an environment of the user's own modules, which a run may not import by itself."""
+    A run may not import these by itself: only names that a user types are trusted.
+    """
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.envs.suites.catalogue import ENTRIES
 
     env = RunDirectory(run).load_document().get("env", {}) if run is not None else {}
     name = str(env.get("name", "")) if isinstance(env, dict) else ""
-    return f" --env {shlex.quote(name)}" if _imports(name) else ""
-
-
-def _imports(name: str) -> bool:
-    """Return whether the name of an environment names a module: `mymaze:Maze`, `gym:mymodule:ID`."""
-    from pipelines.envs.suites.catalogue import ENTRIES
-
-    prefixes = tuple(entry.prefix for entry in ENTRIES if entry.prefix.endswith(":"))
-    return ":" in name.removeprefix(next((each for each in prefixes if name.startswith(each)), ""))
+    prefixes = [entry.prefix for entry in ENTRIES if entry.prefix.endswith(":") and name.startswith(entry.prefix)]
+    return f" --env {shlex.quote(name)}" if ":" in name.removeprefix((prefixes or [""])[0]) else ""

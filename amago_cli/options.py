@@ -1,6 +1,6 @@
-"""Options as objects: an option means the same in every command because all commands take it from here.
+"""Options as objects: an option means the same in every command, because all commands take it from here.
 
-`@stage` adds the options common to all stages, `@reader` those of commands that only read; the function receives them
+`@stage` adds the options that all stages have, `@reader` those of commands that only read. The function receives them
 as one `Common`.
 """
 
@@ -66,7 +66,7 @@ HOST = "127.0.0.1"  # servers answer this machine only, unless somebody says oth
 
 
 def port_option(default: int) -> Any:
-    """Return the option for a server's port, `default` where it is free."""
+    """Make the option for a server's port; `default` is taken where it is free."""
     text = f"Port of the server; 0 is any free one [default: {default}, or a free one]."
     return typer.Option("--port", metavar="N", min=0, max=65535, help=text)
 
@@ -283,8 +283,7 @@ _STAGE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Common options of one call; `named` maps settings keys to the values of the options that set them (None: not
-    given)."""
+    """Common options of one call. `named` maps settings keys to the values of their options; None: not given."""
 
     invocation: Invocation
     named: dict[str, Any] = field(default_factory=dict)
@@ -317,34 +316,35 @@ class Common:
             yield listener
 
 
-def stage(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a command that runs a stage: settings, --dry-run, --output, -q, -v."""
-    return _sharing(_STAGE, function)
+def _make_decorator(shared: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a decorator that notes which common options a command has.
+
+    They are added when the command is built: all signatures together would take longer than the rest of `--help`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.shared = shared  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
-def reader(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a command that only reads: --output, -q, -v."""
-    return _sharing(_READER, function)
-
-
-def lister(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a command that only reads and whose result is a table: --output (also csv), -q, -v."""
-    return _sharing(_TABLE, function)
-
-
-def _sharing(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Note which common options a command has. They are added when it is built: all signatures together would take
-    longer than everything else that `--help` does."""
-    function.shared = shared  # type: ignore[attr-defined]
-    return function
+stage = _make_decorator(_STAGE)  # a command that runs a stage: settings, --dry-run, --output, -q, -v
+reader = _make_decorator(_READER)  # a command that only reads: --output, -q, -v
+lister = _make_decorator(_TABLE)  # a command that only reads and prints a table: --output (also csv), -q, -v
 
 
 def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command of a function that `stage`, `reader` or `lister` has decorated."""
+    """Build the command of a function that `stage`, `reader` or `lister` has decorated: one that takes a `Common`."""
     shared: Mapping[str, tuple[Any, Any]] = function.shared  # type: ignore[attr-defined]
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(function, eval_str=True).parameters
-    keys = {name: marker.key for name, parameter in own.items() for marker in _markers(parameter)}
+    keys = {
+        name: marker.key
+        for name, parameter in own.items()
+        for marker in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(marker, Sets)
+    }
     parameters = [
         inspect.Parameter("context", keyword, annotation=typer.Context),
         *(parameter.replace(kind=keyword) for name, parameter in own.items() if name != "common"),
@@ -366,31 +366,21 @@ def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
         invocation.json, invocation.csv = (options["output"].value == form for form in ("json", "csv"))
         invocation.verbose = options["verbose"]
         invocation.quiet = options["quiet"]
-        named = {key: _plain(values[name]) for name, key in keys.items()}
+        named = {}  # as the values would stand in a settings document
+        for name, key in keys.items():
+            value = values[name]
+            named[key] = str(value) if isinstance(value, Path) else value
+            if isinstance(value, list | tuple):
+                named[key] = list(value) or None
         with result_alone():
             common = Common(invocation=invocation, named=named, starts_stage=shared is _STAGE, **options)
             return function(common, **values)
 
-    command.__doc__ = _paragraphs(function.__doc__ or "")
+    # Help is wrapped to the terminal, not to the source, so each paragraph of the docstring becomes one line. \b keeps
+    # a paragraph unwrapped: an example is meant to be copied.
+    paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n")]
+    command.__doc__ = "\n\n".join(f"\b\n{part}" if part.startswith("Example: ") else part for part in paragraphs)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.settings = keys  # type: ignore[attr-defined]
     return command
-
-
-def _markers(parameter: inspect.Parameter) -> list[Sets]:
-    return [marker for marker in getattr(parameter.annotation, "__metadata__", ()) if isinstance(marker, Sets)]
-
-
-def _plain(value: Any) -> Any:
-    """Return the value of an option as it would stand in a settings document; None for an empty list."""
-    if isinstance(value, Path):
-        return str(value)
-    return (list(value) or None) if isinstance(value, list | tuple) else value
-
-
-def _paragraphs(docstring: str) -> str:
-    """Join each paragraph of a docstring into one line: help is wrapped to the terminal, not to the source."""
-    parts = [" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n")]
-    # \b keeps a paragraph unwrapped: an example is meant to be copied.
-    return "\n\n".join(f"\b\n{part}" if part.startswith("Example: ") else part for part in parts)

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from amago_cli.invocation import Invocation
-from amago_cli.stopping import handled
+from amago_cli.stopping import handled_signals
 
 if TYPE_CHECKING:
     from amago_cli.errors import Failure
@@ -50,8 +50,8 @@ class Launch:
     timeout_seconds: float
 
 
-def launched(invocation: Invocation, train: TrainSettings) -> Launch | None:
-    """Return the processes in which this call is to be repeated, unless it is one of them or needs no others."""
+def plan_launch(invocation: Invocation, train: TrainSettings) -> Launch | None:
+    """Plan the processes that repeat this call; None if it is one of them or needs no others."""
     from pipelines.config.launch import announced
 
     if train.ranks == 1 or announced() > 1:
@@ -84,7 +84,7 @@ def launch(launch: Launch) -> int:
         _send(processes, number)
 
     processes: list[subprocess.Popen[bytes]] = []
-    before = {number: signal.signal(number, pass_on) for number in handled()}
+    before = {number: signal.signal(number, pass_on) for number in handled_signals()}
     try:
         for number in range(launch.ranks):
             own = {"RANK": str(number), "LOCAL_RANK": str(number)}
@@ -138,7 +138,7 @@ def _free_port() -> int:
 
 
 def reports(failure: Failure) -> bool:
-    """Return whether this process reports `failure`: rank 0 does, and others do if it is theirs alone."""
+    """Decide whether this process reports `failure`: rank 0 does, and another rank if only that rank failed."""
     if "RANK" not in os.environ:  # without importing the engine, which may be what failed
         return True
     from pipelines.config.launch import is_main

@@ -50,8 +50,8 @@ class Deadlines:
 _DEADLINES = Deadlines()
 
 
-def listening(host: str, ports: Sequence[int]) -> socket.socket:
-    """Return a socket that listens on the first of `ports` that can be had; UsageError if none can."""
+def open_socket(host: str, ports: Sequence[int]) -> socket.socket:
+    """Open a socket that listens on the first of `ports` that is free; UsageError if none is."""
     from pipelines.errors import UsageError
 
     for number in ports:
@@ -150,8 +150,10 @@ def serve(
 
 
 def _connections_for(requests: int) -> int:
-    """Return how many connections to hold for `requests` at a time: half of the descriptors are left for the rest of
-    the process. Their limit is raised as far as this process may."""
+    """Choose how many connections to hold for `requests` at a time, and raise the limit of descriptors for them.
+
+    Half of the descriptors are left for the rest of the process.
+    """
     wanted = requests + _SPARE_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 2 * wanted:
@@ -193,7 +195,7 @@ class _Connections:
             await loop.connect_accepted_socket(lambda: _Connection(self), client)
 
     def _displace(self) -> bool:
-        """Close the connection that has waited longest for its client; return whether there was one."""
+        """Close the connection that has waited longest for its client. False if no connection waits."""
         for waiting in (self.unanswered, self.idle):
             for connection in waiting:
                 connection.abort()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from amago_cli.render import escaping
-from amago_cli.stopping import handled
+from amago_cli.stopping import handled_signals
 from pipelines.config.launch import announced, is_main
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
@@ -59,14 +59,18 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         awaited = escaping.line(event.what) if isinstance(event, Waiting) else _IN_PROGRESS.get(event.unit, "")
         if not received:
             return
+        by = f"interrupted by {signal.Signals(received[0]).name}"
+        hint = "repeat the command to resume"
         if isinstance(event, Progress):
-            raise _interrupted(f"{event.stage} interrupted", received[0], f"at {event.done} {event.unit}")
+            text = f"{event.stage} {by} at {event.done} {event.unit}"
+            raise Interrupted(text, hint=hint, signal_number=received[0])
         if event.stoppable:
-            raise _interrupted("interrupted", received[0], f"while waiting for {event.what}")
+            text = f"{by} while waiting for {event.what}"
+            raise Interrupted(text, hint=hint, signal_number=received[0])
         if awaited != what:
             _write(f"waiting for {awaited}\n")
 
-    before = {number: signal.signal(number, remember) for number in handled()}
+    before = {number: signal.signal(number, remember) for number in handled_signals()}
     try:
         yield listen
     finally:
@@ -74,25 +78,13 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
             signal.signal(number, handler)
 
 
-def _interrupted(what: str, number: int, where: str) -> Interrupted:
-    return Interrupted(
-        f"{what} by {signal.Signals(number).name} {where}",
-        hint="repeat the command to resume",
-        signal_number=number,
-    )
-
-
 def _write(text: str) -> None:
     try:
         os.write(2, text.encode())  # unbuffered: the interrupted code may be inside a write to sys.stderr
     except OSError:
-        _leave_terminal()
-
-
-def _leave_terminal() -> None:
-    """Redirect output from a terminal that is gone to /dev/null: saving must not fail because of a message."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-            os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        # The terminal is gone. Redirect its descriptors to /dev/null: saving must not fail because of a message.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+        os.close(nowhere)

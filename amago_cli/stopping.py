@@ -21,9 +21,8 @@ class Stopped(BaseException):
         self.number = number
 
 
-def handled() -> list[signal.Signals]:
-    """Return the signals to handle: all but those that the process was started to ignore, as `nohup` does with
-    SIGHUP."""
+def handled_signals() -> list[signal.Signals]:
+    """List the signals to handle: all that the process was not started to ignore, as `nohup` ignores SIGHUP."""
     return [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -37,7 +36,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in handled()}
+    before = {number: signal.signal(number, stop) for number in handled_signals()}
     try:
         yield
     finally:

@@ -142,15 +142,22 @@ def collect(
     from pipelines.events import Notice
     from pipelines.stages.library import default_run, source_label, without_behaviour
 
+    def parse_number(text: str | None) -> int | str | None:
+        try:
+            return None if text is None else count(text)
+        except typer.BadParameter:
+            return text  # the settings refuse anything but "auto"
+
     exclude({"--steps": steps, "--add": add})
     exclude({"--epsilon": epsilon, "--no-explore": explore is False or None})
     named = common.named | {
         "collect.steps": add,
-        "collect.actors": _count(actors),
-        "collect.workers": _count(workers),
+        "collect.actors": parse_number(actors),
+        "collect.workers": parse_number(workers),
         "collect.explore": True if epsilon is not None else explore,
-        "exploration": _constant(epsilon),
     }
+    if epsilon is not None:
+        named["exploration"] = {"kind": "plain", "start": epsilon, "end": epsilon, "randomize": False}
     acting = {
         "--actors": actors,
         "--workers": workers,
@@ -221,17 +228,3 @@ def collect(
         return stages.run(
             settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None, recipe=recipe
         )
-
-
-def _count(text: str | None) -> int | str | None:
-    """Parse a number if it is one; the settings refuse anything else but "auto"."""
-    try:
-        return None if text is None else count(text)
-    except typer.BadParameter:
-        return text
-
-
-def _constant(epsilon: float | None) -> dict[str, Any] | None:
-    if epsilon is None:
-        return None
-    return {"kind": "plain", "start": epsilon, "end": epsilon, "randomize": False}

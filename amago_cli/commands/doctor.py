@@ -17,7 +17,7 @@ def doctor(common: Common) -> Any:
     from pipelines.errors import StageFailed
     from pipelines.stages.result import Result, Table
 
-    findings = checkup.findings()
+    findings = list(checkup.find_problems())
     rows = [(finding.subject, finding.status, finding.detail) for finding in findings]
     result = Result(
         command="doctor",

@@ -40,20 +40,16 @@ def envs(
         return _describe(name)
     entries = catalogue()
     columns = ("name", "extra", "observation", "action", "horizon", "train-test split", "about")
-    rows = [
-        (e.name, _extra(e), brief(e.observation), brief(e.action), e.horizon, brief(e.split), e.about) for e in entries
-    ]
+    rows = []
+    for each in entries:
+        extra = "" if each.extra is None else each.extra if each.installed else f"{each.extra} (missing)"
+        spaces = (brief(each.observation), brief(each.action))
+        rows.append((each.name, extra, *spaces, each.horizon, brief(each.split), each.about))
     return Result(
         command="envs",
         metrics={"environments": [{**asdict(entry), "installed": entry.installed} for entry in entries]},
         tables=(Table(title="environments", columns=columns, rows=rows, in_a_pipe=("name", "extra", "about")),),
     )
-
-
-def _extra(entry: Any) -> str:
-    if entry.extra is None:
-        return ""
-    return entry.extra if entry.installed else f"{entry.extra} (missing)"
 
 
 def _describe(name: str) -> Any:
@@ -70,8 +66,9 @@ def _describe(name: str) -> Any:
         return Result(
             command="envs", metrics={"name": name, "parameters": dict(row[:2] for row in listed)}, tables=(table,)
         )
-    made: Any = partial(WorkerEnv, workers=1) if is_users(name) else make  # which may end the process it is made in
-    with contextlib.closing(made(name, num_envs=1, seed=0)) as env:
+    # An environment of the user's own may end the process that makes it, so another process does.
+    make_env: Any = partial(WorkerEnv, workers=1) if is_users(name) else make
+    with contextlib.closing(make_env(name, num_envs=1, seed=0)) as env:
         spec = env.spec
     entry = entry_of(name)
     extra, _ = requirement(name)
@@ -97,7 +94,10 @@ def _describe(name: str) -> Any:
         "random_success": spec.random_success,
         "optimal_success": spec.optimal_success,
     }
-    rows = [(column, fields["kind"], _bounds(fields)) for column, fields in described.items()]
+    rows = []
+    for column, fields in described.items():
+        shown = {key: value for key, value in fields.items() if key not in ("kind", "low", "high")}
+        rows.append((column, fields["kind"], ", ".join(f"{key} {value}" for key, value in shown.items())))
     return Result(
         command="envs",
         metrics={
@@ -110,8 +110,3 @@ def _describe(name: str) -> Any:
             table,
         ),
     )
-
-
-def _bounds(fields: dict[str, Any]) -> str:
-    shown = {key: value for key, value in fields.items() if key not in ("kind", "low", "high")}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -28,6 +28,7 @@ def examples(
     from pipelines.config.load import fold
     from pipelines.config.recipes import find, shipped_path, shipped_recipes
     from pipelines.errors import UsageError
+    from pipelines.stages.recipe import requirement
     from pipelines.stages.result import Result, Table
 
     if name is not None:
@@ -37,8 +38,19 @@ def examples(
         return Document(text=tomli_w.dumps(document), fields={"recipe": document})
     if profile is not None:
         raise UsageError("--profile needs the name of a recipe", hint=f"amago examples NAME --profile {profile}")
-    recipes = {key: _described(recipe) for key, recipe in shipped_recipes().items()}
-    rows = [(key, one["about"], one["expected"], _needs(one)) for key, one in recipes.items()]
+    recipes, rows = {}, []
+    for key, recipe in shipped_recipes().items():
+        extra, installed = requirement(recipe)
+        recipes[key] = one = {
+            "about": recipe["about"],
+            "expected": recipe.get("expected", "not yet run at length"),
+            "env": recipe["env"]["name"],
+            "extra": extra,
+            "installed": installed,
+            "profiles": list(recipe.get("profiles", {})),
+        }
+        needs = "" if extra is None else f"[{extra}]" if installed else f"[{extra}], not installed"
+        rows.append((key, one["about"], one["expected"], needs))
     return Result(
         command="examples",
         metrics={"recipes": recipes},
@@ -46,23 +58,3 @@ def examples(
             Table(title=f"recipes of {shipped_path()}", columns=("recipe", "about", "expected", "needs"), rows=rows),
         ),
     )
-
-
-def _described(recipe: dict[str, Any]) -> dict[str, Any]:
-    from pipelines.stages.recipe import requirement
-
-    extra, installed = requirement(recipe)
-    return {
-        "about": recipe["about"],
-        "expected": recipe.get("expected", "not yet run at length"),
-        "env": recipe["env"]["name"],
-        "extra": extra,
-        "installed": installed,
-        "profiles": list(recipe.get("profiles", {})),
-    }
-
-
-def _needs(one: dict[str, Any]) -> str:
-    if one["extra"] is None:
-        return ""
-    return f"[{one['extra']}]" if one["installed"] else f"[{one['extra']}], not installed"

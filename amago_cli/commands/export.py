@@ -101,8 +101,10 @@ def export(
     wanted = settings.export
     _refuse_unused(wanted, request.keys)
     if wanted.of_policy:
+        from pipelines.lake.store import Lake
+
         common.concerns(run=run)
-        directory = RunDirectory.open(run) if is_run(run) or not _is_lake(source) else None
+        directory = RunDirectory.open(run) if is_run(run) or Lake.find(source) is None else None
         if directory is None:
             raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
         if common.dry_run:
@@ -136,9 +138,3 @@ def _refuse_unused(wanted: ExportSettings, keys: Sequence[str]) -> None:
     if given:
         what, other = ("trajectories", "parquet or npz") if wanted.of_policy else ("a policy", "bundle or onnx")
         raise UsageError(f"{', '.join(given)}: only for {what}", hint=f"give --format {other}")
-
-
-def _is_lake(source: str) -> bool:
-    from pipelines.lake.store import Lake
-
-    return Lake.find(source) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,13 +51,19 @@ def relabel(
     Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
     """
     from amago_cli.configuration import Request, preview, stored
-    from amago_cli.lakes import directory, locate, only
     from pipelines.config.changes import refuse_unused
+    from pipelines.errors import UsageError
+    from pipelines.lake.storage import is_remote
+    from pipelines.lake.store import Lake
 
-    source, request = only(from_lake), Request(common, common.named)
+    if not from_lake:
+        raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
+    if len(from_lake) > 1:
+        raise UsageError(f"--from-lake was given {len(from_lake)} times", hint="give one lake")
+    [source], request = from_lake, Request(common, common.named)
     refuse_unused("relabel", request.keys)
-    settings = request.settings(stored(directory(source)))
-    lake = locate(source)
+    settings = request.settings({} if is_remote(source) else stored(Path(source)))
+    lake = Lake(source).name
     common.concerns(lake=lake)
     if common.dry_run:
         return preview(common, settings, writes={"overlay": lake})

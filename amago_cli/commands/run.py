@@ -79,7 +79,7 @@ def run(
     Example: amago run --env gym:CartPole-v1 --minutes 2
     """
     from amago_cli.configuration import Request, preview
-    from amago_cli.ranks import launched
+    from amago_cli.ranks import plan_launch
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
@@ -103,25 +103,25 @@ def run(
         settings = request.fitted(run)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
         return preview(common, settings, writes={"run": run})
-    if (launch := launched(common.invocation, settings.train)) is not None:
+    if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.rollout.environment import env_model
-        from pipelines.runs.recipe import followed
+        from pipelines.runs.recipe import describe_recipe
         from pipelines.stages import run as stages
 
-        described = followed(name, request.file, request.assignments, settings, env_model=env_model)
+        described = describe_recipe(name, request.file, request.assignments, settings, env_model=env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
 
 
 def _without_recipe(
     common: Common, request: Request, run: Path | None, minutes: float | None, steps: int | None, *, fresh: bool
 ) -> Any:
-    """Run by the plan that the run has stored, or else by one that is made now."""
-    from amago_cli.ranks import launched
-    from amago_cli.render.choices import table_of_choices
+    """Run by the plan that the run has stored, or else by a plan that is made now."""
+    from amago_cli.configuration import tabulate_choices
+    from amago_cli.ranks import plan_launch
     from amago_cli.render.output import Document
     from pipelines.config.launch import is_main
     from pipelines.config.load import merge
@@ -138,7 +138,7 @@ def _without_recipe(
     run = run or default_run(name)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
-    if not common.dry_run and (launch := launched(common.invocation, settings.train)) is not None:
+    if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         begun = begin(RunDirectory(run), budget, request.document(), request.settings, fresh=fresh, listener=listener)
@@ -146,7 +146,7 @@ def _without_recipe(
             return Document(text="", status="skipped")
         if common.dry_run:
             return _preview(begun, merge(begun.document, request.document()), writes=run)
-        for line in table_of_choices(begun.recipe["plan"]) if begun.is_new else ():
+        for line in tabulate_choices(begun.recipe["plan"]) if begun.is_new else ():
             listener(Notice(text=line))
         from pipelines.stages import run as stages
 
@@ -154,17 +154,17 @@ def _without_recipe(
 
 
 def _preview(begun: Begun, document: Mapping[str, Any], *, writes: Path) -> Document:
-    """Return the output of `--dry-run`: the table, as comments, and the settings as a recipe that runs."""
+    """Write the output of `--dry-run`: the choices as comments, and the settings as a recipe that runs."""
     import tomli_w
 
-    from amago_cli.render.choices import table_of_choices
+    from amago_cli.configuration import tabulate_choices
     from amago_cli.render.output import Document
 
     plan = begun.recipe["plan"]
     lines = [
         f"# run would write run: {writes}",
         "#",
-        *(f"# {line}" for line in table_of_choices(plan)),
+        *(f"# {line}" for line in tabulate_choices(plan)),
         "",
         tomli_w.dumps(document),
     ]

@@ -59,7 +59,7 @@ def serve(
     """
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
-    from amago_cli.serving import listening
+    from amago_cli.serving import open_socket
     from amago_cli.serving import serve as answer
     from pipelines.config.places import bundle_directory
     from pipelines.errors import InputMissing
@@ -84,7 +84,7 @@ def serve(
     greedy = found.greedy if greedy is None else greedy
     policy = of_bundle(found, form=form, trust=common.trust, most=sessions, greedy=greedy, seed=seed)
     pool = SessionPool(policy, most=sessions, idle_seconds=idle)
-    port_socket = listening(host, (port,) if port is not None else (_PORT, 0))
+    port_socket = open_socket(host, (port,) if port is not None else (_PORT, 0))
     number, shown = port_socket.getsockname()[1], f"[{host}]" if ":" in host else host
     about = {"policy": found.identity, "update": found.update, "env": found.env.get("name", "")}
     hosts = {HOST, "localhost"} if host in (HOST, "localhost") else set()

@@ -63,7 +63,7 @@ def settings(
         made = reference.schema()
         return Document(text=dumps(made, indent=2), fields={"json_schema": made})
     if markdown:
-        return Document(text=_page())
+        return Document(text="\n".join(_write_page()))
     found = reference.settings() if key is None else reference.find(key)
     fields = [asdict(setting) for setting in found]
     if len(found) == 1 and key is not None:
@@ -71,7 +71,7 @@ def settings(
         return Document(
             text=f"{one.key} = {one.default}\n  accepts: {one.accepts}\n  {one.about}", fields={"settings": fields}
         )
-    rows = [(_named(setting), setting.default, setting.accepts, setting.about) for setting in found]
+    rows = [(f"{s.key} ({s.kind})" if s.kind else s.key, s.default, s.accepts, s.about) for s in found]
     return Result(
         command="settings",
         metrics={"settings": fields},
@@ -79,23 +79,19 @@ def settings(
     )
 
 
-def _named(setting: Any) -> str:
-    return f"{setting.key} ({setting.kind})" if setting.kind else setting.key
-
-
-def _page() -> str:
-    return "\n".join([_PAGE, *_sections()])
-
-
-def _sections() -> Iterator[str]:
+def _write_page() -> Iterator[str]:
+    """Yield the parts of the reference page: a section for each table, and in it a table for each kind of it."""
     from pipelines.config import reference
 
+    yield _PAGE
     found = reference.settings()
     for table, about in reference.tables().items():
         kinds = dict.fromkeys(setting.kind for setting in found if setting.table == table)
         if not kinds:
             continue
-        yield f"## {f'`[{table}]`' if table else 'Top level'}\n\n{_sentence(about)}\n"
+        text = about.partition(": ")[2] if about.startswith("`[") else about
+        sentence = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+        yield f"## {f'`[{table}]`' if table else 'Top level'}\n\n{sentence}\n"
         for kind in kinds:
             if kind:
                 yield f'### `kind = "{kind}"`\n'
@@ -106,8 +102,3 @@ def _sections() -> Iterator[str]:
                     cells = (f"`{setting.key}`", default, setting.accepts, setting.about)
                     yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
             yield ""
-
-
-def _sentence(text: str) -> str:
-    text = text.partition(": ")[2] if text.startswith("`[") else text
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

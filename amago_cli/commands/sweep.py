@@ -44,7 +44,7 @@ def sweep(
 
     Example: amago sweep quickstart --vary train.learning_rate=3e-4,1e-3 --seeds 3 --jobs 2
     """
-    from amago_cli.cells import Cells, command, varied
+    from amago_cli.cells import Cells, command, parse_varied
     from amago_cli.render.output import Document
     from pipelines.config.recipes import find
     from pipelines.stages import sweep as engine
@@ -52,7 +52,7 @@ def sweep(
 
     cells = Cells(common, recipe, profile=profile, size=size)
     first = cells.base_seed()
-    grid = engine.grid(varied(vary or ()), range(first, first + seeds))
+    grid = engine.grid(parse_varied(vary or ()), range(first, first + seeds))
     directory = run or default_run(f"{find(recipe)[0]}-sweep")
     common.concerns(run=directory)
     for values in {repr({**values, "seed": 0}): values for values in grid}.values():

@@ -84,11 +84,11 @@ def train(
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
     from amago_cli.configuration import Request, exclude, preview, read_plan, stored
-    from amago_cli.lakes import locate
-    from amago_cli.ranks import launched
+    from amago_cli.ranks import plan_launch
     from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
+    from pipelines.lake.store import Lake
     from pipelines.stages.library import shares, training_run
 
     exclude({"--steps": steps, "--add": add})
@@ -112,14 +112,14 @@ def train(
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
     if not settings.train.follow:
         for place, _, _ in lakes:
-            locate(place)
+            Lake(place)  # InputMissing if there is none
     if common.dry_run:
         settings = request.fitted(run, base)
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)
         places = {"run": run, "checkpoints": run / "checkpoints"}
         does = f"train {add:,} updates more" if add else f"train up to update {settings.train.steps:,}"
         return preview(common, settings, writes=places, does=does)
-    if (launch := launched(common.invocation, settings.train)) is not None:
+    if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
         settings = request.fitted(run, base, listener=listener)

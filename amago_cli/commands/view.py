@@ -50,7 +50,7 @@ def view(
 
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
-    from amago_cli.serving import listening, serve
+    from amago_cli.serving import open_socket, serve
     from pipelines.formats.base import require
     from pipelines.lake.store import Lake
 
@@ -66,14 +66,15 @@ def view(
     from pipelines.view.server import application
     from pipelines.view.viewer import LakeViewer
 
-    port_socket = listening(HOST, (port,) if port is not None else (_PORT, 0))
+    port_socket = open_socket(HOST, (port,) if port is not None else (_PORT, 0))
     number, token = port_socket.getsockname()[1], secrets.token_urlsafe(32)
     address = f"http://{HOST}:{number}/?token={token}"
     viewer = LakeViewer(opened, evaluator)
     app = application(viewer, token=token, port=number)
 
     def answer() -> None:
-        shown = partial(webbrowser.open, address) if _wants_browser(browser) else None
+        has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        opens = has_display and sys.stdout.isatty() if browser is None else browser
         with reporter(quiet=common.quiet) as show:
             serve(
                 app,
@@ -82,14 +83,7 @@ def view(
                 drain_seconds=_STOP_SECONDS,
                 listener=show,
                 lifespan=True,
-                ready=shown,
+                ready=partial(webbrowser.open, address) if opens else None,
             )
 
     return Document(text=address, fields={"address": address, "port": number}, then=answer)
-
-
-def _wants_browser(asked: bool | None) -> bool:
-    if asked is not None:
-        return asked
-    has_display = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return has_display and sys.stdout.isatty()

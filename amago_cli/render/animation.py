@@ -45,16 +45,8 @@ class Animation(Document):
             stream.flush()
 
 
-def _only_colors(drawn: str) -> str:
-    """Return text of an environment for a terminal: colours stay, other control characters become escapes."""
-    colors = _COLOR.findall(drawn)
-    return "".join(
-        part + color for part, color in zip(map(escaping.lines, _COLOR.split(drawn)), [*colors, ""], strict=True)
-    )
-
-
 def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
-    """Return the frames of an episode, each with a line about its step, and its figures by step for scripts."""
+    """Build the frames of an episode, each with a line about its step, and its figures by step for scripts."""
     film, spec, total = watched.film, watched.spec, 0.0
     frames, colored, steps = [], [], []
     for step, drawn in enumerate(film.frames):
@@ -68,7 +60,10 @@ def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
         parts += [f"reward {reward:+.3g}", f"return {total:.4g}"]
         parts += [f"value {value:.3g}"] if value is not None else []
         frames.append(f"{'  '.join(parts)}\n{_COLOR.sub('', drawn)}")
-        colored.append(f"{'  '.join(parts)}\n{_only_colors(drawn)}")
+        # What an environment draws is untrusted: colours stay, and other control characters become escapes.
+        between, colors = map(escaping.lines, _COLOR.split(drawn)), [*_COLOR.findall(drawn), ""]
+        safe = "".join(part + color for part, color in zip(between, colors, strict=True))
+        colored.append(f"{'  '.join(parts)}\n{safe}")
         figures: dict[str, Any] = {"step": step, "attempt": film.attempt[step], "solved": film.solved[step]}
         steps.append({**figures, "reward": reward, "return": total, "value": value, "text": drawn})
     title = f"{spec.name}, checkpoint {watched.update}, episode {episode}: {film.task}"

@@ -49,13 +49,6 @@ class Played(Protocol):
     def play(self, stream: TextIO) -> None: ...
 
 
-class Output(Protocol):
-    """Format of results; `failure` shows the partial result of a failed call."""
-
-    def show(self, outcome: Result | Rows | Document) -> None: ...
-    def failure(self, failure: Failure) -> None: ...
-
-
 class TextOutput:
     """Tables and lines; with -q a stage that succeeded prints nothing."""
 
@@ -78,14 +71,26 @@ class TextOutput:
             self._result(failure.result)
 
     def _result(self, result: Result) -> None:
+        from pipelines.events import duration
+
         acted = result.seconds > 0 or result.status == "skipped"
         if acted and self.invocation.quiet:
             return
-        said = {name: value for name, value in result.metrics.items() if not _is_nothing(name, value, acted=acted)}
-        figures = {name: text for name, value in said.items() if (text := figure(value)) is not None}
+        figures = {}
+        for name, metric in result.metrics.items():
+            value = plain(metric)
+            # A count of 0, an empty list, or an option that was not given only says that something did not happen.
+            # A mean of 0 is information.
+            if isinstance(value, bool):
+                is_nothing = acted and not value
+            else:
+                is_nothing = value == [] or (value == 0 and (isinstance(value, int) or name.endswith("_per_second")))
+            if not is_nothing and (text := figure(value)) is not None:
+                figures[name] = text
         if acted:
             place = result.run or result.lake
-            done = "nothing to do" if result.status == "skipped" else f"{result.status} in {seconds(result.seconds)}"
+            took = duration(result.seconds) if result.seconds >= 60 else f"{result.seconds:.1f} s"
+            done = "nothing to do" if result.status == "skipped" else f"{result.status} in {took}"
             print(escaping.line(f"{result.command}: {done}{f' -> {place}' if place else ''}"))
         width = max(map(len, figures), default=0)
         for name, text in figures.items():
@@ -102,15 +107,6 @@ class TextOutput:
             print(escaping.line(f"  wrote {path}"))
         if result.remark:
             print(escaping.line(result.remark))
-
-
-def _is_nothing(name: str, value: Any, *, acted: bool) -> bool:
-    """Return whether a figure only states that something did not happen: a count of 0, an empty list, or (of an action)
-    an option that was not given. A mean of 0 is information."""
-    value = plain(value)
-    if isinstance(value, bool):
-        return acted and not value
-    return value == [] or (value == 0 and (isinstance(value, int) or name.endswith("_per_second")))
 
 
 class JsonOutput:
@@ -139,13 +135,21 @@ class JsonOutput:
         print(dumps(self._object(status, failure.result) | {"error": error}))
 
     def _object(self, status: str, result: Result | None) -> dict[str, Any]:
+        def place(*places: Any) -> str | None:
+            found = next((each for each in places if each), None)
+            if found is None:
+                return None
+            from pipelines.errors import masked
+
+            return masked(str(found))
+
         call = self.invocation
         return {
             "schema": SCHEMA,
             "command": call.command,
             "status": status,
-            "run": _place((result.run if result else None) or call.run),
-            "lake": _place((result.lake if result else None) or call.lake),
+            "run": place(result.run if result else None, call.run),
+            "lake": place(result.lake if result else None, call.lake),
             "metrics": dict(result.metrics) if result else {},
             "outputs": list(result.outputs) if result else [],
             "seconds": round((result.seconds if result else 0) or call.seconds, 3),
@@ -162,28 +166,18 @@ class CsvOutput(TextOutput):
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(outcome.columns)
         for row in outcome.rows:
-            writer.writerow([_csv_cell(plain(value)) for value in row])
+            cells = []
+            for value in map(plain, row):
+                is_missing = value is None or (isinstance(value, float) and not math.isfinite(value))
+                cells.append("" if is_missing else value if isinstance(value, str | int | float) else dumps(value))
+            writer.writerow(cells)
 
 
-def _csv_cell(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return value if isinstance(value, str | int | float) else dumps(value)
-
-
-def output_of(invocation: Invocation) -> Output:
-    """Return the form of results that the call asked for."""
+def output_of(invocation: Invocation) -> TextOutput | JsonOutput:
+    """Choose the format of results that the call asked for."""
     if invocation.csv:
         return CsvOutput(invocation)
     return (JsonOutput if invocation.json else TextOutput)(invocation)
-
-
-def _place(place: Any) -> str | None:
-    if place is None:
-        return None
-    from pipelines.errors import masked
-
-    return masked(str(place))
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -203,13 +197,6 @@ def figure(value: Any) -> str | None:
         short = len(value) <= 2 and all(isinstance(part, int | float) for part in value)
         return f"[{', '.join(cell(part) for part in value)}]" if short else None
     return cell(value)
-
-
-def seconds(value: float) -> str:
-    """Format a duration."""
-    from pipelines.events import duration
-
-    return duration(value) if value >= 60 else f"{value:.1f} s"
 
 
 def _print_table(

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from amago_cli.render import escaping
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
@@ -17,13 +17,6 @@ _COLUMNS = 80  # of a terminal of unknown size
 _LEAST_BAR = 10  # columns of the bar itself
 
 
-class _Closing(Protocol):
-    """A listener that leaves the terminal clean."""
-
-    def __call__(self, event: Event) -> None: ...
-    def close(self) -> None: ...
-
-
 @contextmanager
 def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None) -> Iterator[Listener]:
     """Yield the listener for `stream` (default: stderr) and the user's options."""
@@ -31,7 +24,7 @@ def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None
     if quiet:
         yield silent
         return
-    show: _Closing = Bar(stream, verbose=verbose) if stream.isatty() else Lines(stream, verbose=verbose)
+    show: Bar | Lines = Bar(stream, verbose=verbose) if stream.isatty() else Lines(stream, verbose=verbose)
     try:
         yield show
     finally:
@@ -49,16 +42,16 @@ class Bar:
         from tqdm import tqdm
 
         if isinstance(event, Notice):
-            if text := _worded(event, self.verbose):
+            if text := _format_notice(event, self.verbose):
                 tqdm.write(text, file=self.stream)
             return
         if isinstance(event, Waiting):
             return
         self.pace.see(event)
         if self._bar is None:
-            size = {"dynamic_ncols": True} if _columns(self.stream) else {"ncols": _COLUMNS, "nrows": 24}
+            size = {"dynamic_ncols": True} if _terminal_columns(self.stream) else {"ncols": _COLUMNS, "nrows": 24}
             self._bar = tqdm(total=1.0, bar_format=" ", file=self.stream, leave=False, miniters=0, **size)
-        columns = _columns(self.stream) or _COLUMNS
+        columns = _terminal_columns(self.stream) or _COLUMNS
         self._bar.bar_format = self._format(event, columns)
         self._bar.update((self._share(event) or 0.0) - self._bar.n)
 
@@ -72,7 +65,7 @@ class Bar:
         return event.run_share if event.run_share is not None else stage
 
     def _format(self, event: Progress, columns: int) -> str:
-        """Return the bar's format: as many figures as fit beside `_LEAST_BAR` columns, most important first."""
+        """Write the bar's format: as many figures as fit beside `_LEAST_BAR` columns, the most important first."""
         share = self._share(event)
         parts = [f"{event.done:,}/{event.total:,} {event.unit}" if event.total else f"{event.done:,} {event.unit}"]
         parts += [left] if (left := self.pace.left(event)) else []
@@ -84,7 +77,8 @@ class Bar:
         for part in parts:
             more = f"{text}, {part}" if text else f" {part}"
             text = more if len(more) <= room else text
-        return _literal(event.stage) + bar + _literal(text)
+        stage, figures = (part.replace("{", "{{").replace("}", "}}") for part in (event.stage, text))
+        return stage + bar + figures
 
 
 class Lines:
@@ -103,7 +97,7 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Notice):
-            if text := _worded(event, self.verbose):
+            if text := _format_notice(event, self.verbose):
                 print(text, file=self.stream, flush=True)
             return
         if isinstance(event, Waiting):
@@ -145,14 +139,12 @@ class _Pace:
             self._began = (key, self._clock(), event.done)
 
     def rate(self, event: Progress) -> str:
-        """Return units per second; "" if not known yet."""
+        """Format units per second; "" if not known yet."""
         rate = self._rate(event)
         return "" if rate <= 0 else f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
 
     def left(self, event: Progress) -> str:
-        """Return the time left, in a chain that of the whole run, or until it is known of the stage; "" if it is not
-        known either.
-        """
+        """Format the time left of the whole run, or of the stage while that of the run is unknown; "" if both are."""
         if event.run_seconds_left is not None:
             return f"{duration(event.run_seconds_left)} left"
         rate = self._rate(event)
@@ -168,7 +160,7 @@ class _Pace:
         return (event.done - first) / (now - since) if now > since else 0.0
 
 
-def _worded(notice: Notice, verbose: bool) -> str | None:
+def _format_notice(notice: Notice, verbose: bool) -> str | None:
     """Format a notice; None when this user does not see it."""
     if notice.level == "debug":
         return escaping.lines(notice.text) if verbose else None  # tracebacks
@@ -176,15 +168,10 @@ def _worded(notice: Notice, verbose: bool) -> str | None:
     return text if notice.level == "info" else f"{notice.level}: {text}"
 
 
-def _columns(stream: TextIO) -> int:
-    """Return the width of the terminal; 0 if unknown."""
+def _terminal_columns(stream: TextIO) -> int:
+    """Measure the width of the terminal; 0 if unknown."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         return 0
     return size.columns if min(size) > 0 else 0
-
-
-def _literal(text: str) -> str:
-    """Escape `text` for a format string."""
-    return text.replace("{", "{{").replace("}", "}}")

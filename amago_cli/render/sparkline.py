@@ -1,4 +1,7 @@
-"""A trajectory as a few lines of text: rewards, actions and observations, one character per group of steps."""
+"""A trajectory as a few lines of text: rewards, actions and observations, one character per group of steps.
+
+With an agent's values, also a table of its steps.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amago_cli.render import escaping
-from amago_cli.render.table import cell
+from amago_cli.render.table import cell, render
 from pipelines.lake.spaces import LENGTH, Ragged
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _MOST_LINES = 6  # of actions, and of observations
 _LEFT_OUT = "not shown"
+VALUES = ("q", "v", "advantage", "weight", "disagreement")
+_MOST_STEPS = 20
 
 
 def sparkline(values: np.ndarray, width: int, *, unicode: bool = True) -> str:
@@ -52,31 +57,23 @@ def portrait(
     unicode: bool,
     figures: Mapping[str, np.ndarray] | None = None,
 ) -> str:
-    """Draw a trajectory in lines of at most `width` characters; `figures` adds lines with one number per action. The
-    last line names the columns that have no line of their own."""
-    numbers, texts, missing = _chosen(trajectory.columns, schema)
+    """Draw a trajectory in lines of at most `width` characters; `figures` adds lines with one number per action.
+
+    The last line names the columns that have no line of their own.
+    """
+    numbers, texts, missing = _choose(trajectory.columns, schema)
     lines = [("reward", trajectory.columns["reward"][1:]), *(figures or {}).items(), *numbers]
-    name_width = max(
-        map(len, [*(escaping.line(name) for name, _ in [*lines, *texts]), _LEFT_OUT if missing else "flags"])
-    )
-    scales = [_scale(values) for _, values in lines]
+    names = [*(escaping.line(name) for name, _ in [*lines, *texts]), _LEFT_OUT if missing else "flags"]
+    name_width = max(map(len, names))
+    scales = []
+    for _, values in lines:
+        low, high = (cell(float(edge)) for edge in (values.min(), values.max()))
+        scales.append(low if low == high else f"{low} .. {high}")
     room = max(width - name_width - 6 - max(map(len, scales)), 8)
 
     def line(name: str, text: str) -> str:
         return f"  {escaping.line(name):<{name_width}}  {text}"
 
-    drawn = [
-        line(name, f"{sparkline(values, room, unicode=unicode)}  {scale}")
-        for (name, values), scale in zip(lines, scales, strict=True)
-    ]
-    drawn += [line(name, _shortened(escaping.line(text), max(width - name_width - 4, 8))) for name, text in texts]
-    drawn.append(line("flags", flags(trajectory.columns, room)))
-    if missing:
-        drawn += _folded(line(_LEFT_OUT, ", ".join(map(escaping.line, missing))), width, indent=name_width + 4)
-    return "\n".join([escaping.line(_heading(row)), *drawn])
-
-
-def _heading(row: Mapping[str, Any]) -> str:
     success = {None: "", True: ", success", False: ", no success"}[row["success"]]
     policy = f", {row['policy_id']}" if row["policy_id"] else ""
     version = f"@{row['policy_version']}" if row["policy_version"] >= 0 else ""
@@ -84,23 +81,37 @@ def _heading(row: Mapping[str, Any]) -> str:
     task = f" {row['task']}" if row["task"] and row["task"] != row["env"] else ""
     task += f" '{row['goal_text']}'" if row.get("goal_text") else ""
     earned = f"{row['length']} steps, return {cell(row['return'])}{success}"
-    return f"{row['uid']}  {row['env']}{task}: {earned}{policy}{version}{derived}"
+    drawn = [escaping.line(f"{row['uid']}  {row['env']}{task}: {earned}{policy}{version}{derived}")]
+    for (name, values), scale in zip(lines, scales, strict=True):
+        drawn.append(line(name, f"{sparkline(values, room, unicode=unicode)}  {scale}"))
+    most = max(width - name_width - 4, 8)
+    for name, words in texts:
+        text = escaping.line(words)
+        drawn.append(line(name, text if len(text) <= most else f"{text[: most - 3]}..."))
+    drawn.append(line("flags", flags(trajectory.columns, room)))
+    if missing:
+        text, indent = line(_LEFT_OUT, ", ".join(map(escaping.line, missing))), name_width + 4
+        drawn += textwrap.wrap(text, max(width, indent + 20), subsequent_indent=" " * indent, break_on_hyphens=False)
+    return "\n".join(drawn)
 
 
-def _scale(values: np.ndarray) -> str:
-    low, high = (cell(float(edge)) for edge in (values.min(), values.max()))
-    return low if low == high else f"{low} .. {high}"
+def tabulate_values(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> str:
+    """Tabulate the steps with the agent's values (T,); of a long trajectory those with the largest advantages."""
+    steps = np.arange(len(figures["q"]))
+    title = "step by step"
+    if len(steps) > _MOST_STEPS:
+        title = f"the {_MOST_STEPS} of {len(steps):,} steps with the largest absolute advantage"
+        steps = np.sort(np.argsort(-np.abs(figures["advantage"]), kind="stable")[:_MOST_STEPS])
+    rows = []
+    for step in steps.tolist():
+        parts = columns["action"][step + 1].reshape(-1).tolist()
+        action = " ".join(f"{part:.3g}" if isinstance(part, float) else str(part) for part in parts)
+        rows.append([step, action, float(columns["reward"][step + 1]), *(float(figures[n][step]) for n in VALUES)])
+    lines = render(["step", "action", "reward", *VALUES], rows, show=cell, title=title)
+    return "\n".join(f"  {line}" for line in lines)
 
 
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _folded(text: str, width: int, *, indent: int) -> list[str]:
-    return textwrap.wrap(text, max(width, indent + 20), subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def _chosen(
+def _choose(
     columns: Mapping[str, np.ndarray], schema: Schema
 ) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, str]], list[str]]:
     """Choose what to draw of actions and observations: lines of numbers (rows,), texts, and names not shown.
@@ -114,10 +125,11 @@ def _chosen(
     for role, first in (("action", 1), ("observation", 0)):
         flat: dict[str, np.ndarray] = {}
         for column in schema.columns:
-            if column.role != role or _text_of_length(column.name, columns, schema):
-                continue
+            whole = column.name.removesuffix(f".{LENGTH}")
+            if column.role != role or (whole != column.name and _join_texts(whole, columns, schema) is not None):
+                continue  # the length of a text, which the text itself shows
             values, shape = columns[column.name][first:], "x".join(map(str, column.shape))
-            if (words := _words(column.name, columns, schema)) is not None:
+            if (words := _join_texts(column.name, columns, schema)) is not None:
                 texts.append((column.name, words))
             elif column.dtype == "uint8" and len(column.shape) == 3:
                 missing.append(f"{column.name} ({shape} pixels: --images DIR)")
@@ -136,14 +148,8 @@ def _chosen(
     return numbers, texts, missing
 
 
-def _text_of_length(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> bool:
-    """Return whether a column only holds the length of a text, which the text itself shows."""
-    whole = name.removesuffix(f".{LENGTH}")
-    return whole != name and _words(whole, columns, schema) is not None
-
-
-def _words(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> str | None:
-    """Return the texts of a column in order, each with the step at which it starts; None for a column of numbers."""
+def _join_texts(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> str | None:
+    """Join the texts of a column in order, each with the step at which it starts; None for a column of numbers."""
     space = schema.spaces.observation.get(name)
     if not isinstance(space, Ragged) or not space.text:
         return None

@@ -34,7 +34,8 @@ def render(
     ]
     columns = [escaping.line(name) for name in columns]
     texts = [[escaping.line(show(value)) for value in row] for row in rows]
-    widths = [max(map(len, [name, *column])) for name, column in zip(columns, _turned(texts, columns), strict=True)]
+    cells_of = zip(*texts, strict=True) if texts else [()] * len(columns)
+    widths = [max(map(len, [name, *column])) for name, column in zip(columns, cells_of, strict=True)]
     bold, plain = _marks() if width is not None else ("", "")
     if title:
         yield f"{bold}{escaping.line(title)}{plain}"
@@ -108,10 +109,6 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     return str(value)
-
-
-def _turned(texts: Sequence[Sequence[str]], columns: Sequence[str]) -> list[Sequence[str]]:
-    return list(zip(*texts, strict=True)) if texts else [() for _ in columns]
 
 
 def _fold(

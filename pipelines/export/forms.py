@@ -24,7 +24,7 @@ from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
 from pipelines.export.assets import policy as runtime
-from pipelines.export.narrowing import FLOAT32, narrowed
+from pipelines.export.graph import FLOAT32, narrow_weights
 from pipelines.export.parity import LIMITS, STRICT, ParityLimits, Step
 from pipelines.export.step_function import StepFunction
 from pipelines.files.checksums import Mismatch, read_checked
@@ -83,10 +83,21 @@ def require(form: str, record: Mapping[str, Any], *, trust: bool) -> None:
 
 
 def require_packages(forms: tuple[str, ...], *, asked: str = ONNX) -> None:
-    """Raise InputMissing if what makes the forms is not installed: the packages of the extra 'onnx', a compiler.
-    `asked`: the --format that needs the form onnx."""
+    """Raise InputMissing if the packages of the extra 'onnx', or the compiler, that make the forms are not installed.
+
+    `asked`: the --format that needs the form onnx.
+    """
     if AOTI in forms:
-        _require_compiler()
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise InputMissing(
+                "--format aoti compiles the policy, and there is no C++ compiler here",
+                hint="install g++, or name one in the environment variable CXX; or give --format onnx",
+            ) from error
     if ONNX not in forms:
         return
     try:
@@ -100,21 +111,8 @@ def require_packages(forms: tuple[str, ...], *, asked: str = ONNX) -> None:
         ) from error
 
 
-def _require_compiler() -> None:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise InputMissing(
-            "--format aoti compiles the policy, and there is no C++ compiler here",
-            hint="install g++, or name one in the environment variable CXX; or give --format onnx",
-        ) from error
-
-
 def compiled_for() -> dict[str, str]:
-    """Return what a compiled form depends on, of this machine: torch, the processor, and its vector instructions."""
+    """Describe what a compiled form depends on: torch, the processor, and its vector instructions."""
     return {
         "torch": f"torch {torch.__version__}",
         "machine": f"{platform.system()} {platform.machine()}",
@@ -123,12 +121,12 @@ def compiled_for() -> dict[str, str]:
 
 
 def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT32) -> dict[str, bytes]:
-    """Return the files of the forms, the ONNX model with its weights stored as `weights`."""
+    """Make the files of the forms, the ONNX model with its weights stored as `weights`."""
     program = graph.program(function)
     files = {}
     if ONNX in forms:
         content = graph.onnx_bytes(function, program)
-        files[FILES[ONNX]] = content if weights == FLOAT32 else narrowed(content, weights)
+        files[FILES[ONNX]] = content if weights == FLOAT32 else narrow_weights(content, weights)
         assets = importlib.resources.files("pipelines.export.assets")
         files |= {name: assets.joinpath(name).read_bytes() for name in _RUNTIMES}
     if TORCH in forms:
@@ -139,31 +137,43 @@ def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT
 
 
 def limits(form: str, record: Mapping[str, Any]) -> ParityLimits:
-    """Return the limits within which a form of a bundle must act as its policy did."""
+    """Choose the limits within which a form of a bundle must act as its policy did."""
     return LIMITS[record.get("weights", FLOAT32)] if form == ONNX else STRICT
 
 
 def described(function: StepFunction) -> dict[str, Any]:
-    """Return what policy.json says for those who run a form."""
+    """Describe the memory and the noise of a step for policy.json, which those who run a form read."""
     memory = function.empty(1)
     rows = {name: [list(rows.shape[1:]), str(rows.dtype).removeprefix("torch.")] for name, rows in memory.items()}
     return {"memory": rows, "noise": function.noise_size, "max_time": function.max_time}
 
 
-def stateless(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
-    """Return the graph of a form, from its file. A file of `torch` or `aoti` must be trusted. All raise ValueError or
-    RuntimeError if the file is not such a form."""
-    if form == ONNX:
-        with _onnx_errors():
-            return _onnx_graph(runtime.OnnxPolicy(given=(dict(record), content)))
+def load_graph(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
+    """Load the graph of a form from its file; it keeps no memory. A file of `torch` or `aoti` must be trusted.
+
+    ValueError or RuntimeError if the file is not such a form.
+    """
     if form == AOTI:
-        return _torch_graph(graph.compiled(content), record)
-    return _torch_graph(torch.export.load(io.BytesIO(content)).module(), record)
+        return _torch_graph(graph.load_compiled(content), record)
+    if form == TORCH:
+        return _torch_graph(torch.export.load(io.BytesIO(content)).module(), record)
+    with _onnx_errors():
+        policy = runtime.OnnxPolicy(given=(dict(record), content))
+
+    def run(
+        columns: Mapping[str, np.ndarray], *given: Any
+    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+        *rest, policy.memory = given
+        policy.actors = len(rest[1])
+        with _onnx_errors():
+            return policy.step(dict(columns), *rest), policy.memory
+
+    return run
 
 
 def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
-    """Return the step of a form for `actors` actors, which keeps their memory. Trust and errors as of `stateless`."""
-    run = stateless(form, content, record)
+    """Load the step of a form for `actors` actors, with their memory. Trust and errors are those of `load_graph`."""
+    run = load_graph(form, content, record)
     rows = record["memory"].items()
     memory: Mapping[str, np.ndarray] = {name: np.zeros((actors, *shape), dtype) for name, (shape, dtype) in rows}
 
@@ -176,7 +186,11 @@ def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) ->
 
 
 def _torch_graph(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
-    """Return the graph that `call` runs on tensors."""
+    """Wrap `call`, which takes and returns tensors, as a graph of arrays."""
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values))
+
     own = Spaces.from_json(record["spaces"]).observation
 
     def run(
@@ -185,28 +199,12 @@ def _torch_graph(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
         *rest, memory = given
         with torch.no_grad():
             greedy, sampled, params, after = call(
-                {name: _tensor(columns[name]) for name in own},
-                *map(_tensor, rest),
-                {name: _tensor(values) for name, values in memory.items()},
+                {name: tensor(columns[name]) for name in own},
+                *map(tensor, rest),
+                {name: tensor(values) for name, values in memory.items()},
             )
         outputs = {"greedy": greedy, "sampled": sampled, "parameters": params}
         return tuple({name: value.numpy() for name, value in each.items()} for each in (outputs, after))  # type: ignore[return-value]
-
-    return run
-
-
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))
-
-
-def _onnx_graph(policy: runtime.OnnxPolicy) -> Graph:
-    def run(
-        columns: Mapping[str, np.ndarray], *given: Any
-    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-        *rest, policy.memory = given
-        policy.actors = len(rest[1])
-        with _onnx_errors():
-            return policy.step(dict(columns), *rest), policy.memory
 
     return run
 
@@ -226,8 +224,11 @@ def _onnx_errors() -> Iterator[None]:
 
 
 class ExportedPolicy:
-    """A form as a policy for rollouts and evaluations, which draws sampled actions as `AgentPolicy` does, also for
-    actors from `offset` on of `total`."""
+    """A form as a policy for rollouts and evaluations.
+
+    It draws sampled actions as `AgentPolicy` does, so that the actors from `offset` on of `total` act as they would in
+    one process with the others.
+    """
 
     def __init__(
         self, step: Step, record: Mapping[str, Any], *, greedy: bool, seed: int, offset: int = 0, total: int = 0

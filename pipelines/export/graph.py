@@ -1,4 +1,9 @@
-"""The step function as graphs of other runtimes: `torch.export`, ONNX, and libraries that AOTInductor compiles."""
+"""The step function as graphs of other runtimes: `torch.export`, ONNX, and libraries that AOTInductor compiles.
+
+ONNX models may store weights as float16 or int8, which a runtime widens to float32: storage changes, not arithmetic.
+float16 rounds each weight. int8 has a scale per row or column of a matrix, whichever loses less (symmetric per-channel
+quantization, as in Jacob et al. 2018, arXiv 1712.05877, section 3).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
@@ -21,30 +27,25 @@ from pipelines.nets.timestep import last_state_of_torch
 ACTION, REWARD, RESET, NOISE = "action", "reward", "reset", "noise"
 GREEDY, SAMPLED, PARAMETERS = "greedy", "sampled", "parameters"
 MEMORY, NEXT = "memory.", "next."  # before the names of memory tensors: what goes in, and what comes out
+FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 _OPSET = 20
 _INT32, _INT64, _BOOL = 6, 7, 9  # ONNX's numbers of types
+_LEAST_ELEMENTS = 64  # of a tensor that is worth another node
+_LARGEST_HALF = 65_504.0
 _EXAMPLE_ACTORS = 3  # torch.export takes sizes 0 and 1 for constants
 
 
-def example(function: StepFunction, actors: int = _EXAMPLE_ACTORS) -> tuple[Any, ...]:
-    """Return arguments of `function` for so many new actors."""
-    spaces = function.spaces
-    observation = {name: torch.from_numpy(zeros(space, (actors,))) for name, space in spaces.observation.items()}
-    action = torch.from_numpy(zeros(spaces.action, (actors,)))
-    reset = torch.ones(actors, dtype=torch.bool)
-    return (
-        observation,
-        action,
+def program(function: StepFunction) -> ExportedProgram:
+    """Trace `function` as a graph for any number of actors."""
+    spaces, actors = function.spaces, _EXAMPLE_ACTORS
+    arguments = (
+        {name: torch.from_numpy(zeros(space, (actors,))) for name, space in spaces.observation.items()},
+        torch.from_numpy(zeros(spaces.action, (actors,))),
         torch.zeros(actors),
-        reset,
+        torch.ones(actors, dtype=torch.bool),
         torch.full((actors, function.noise_size), 0.5),
         function.empty(actors),
     )
-
-
-def program(function: StepFunction) -> ExportedProgram:
-    """Return `function` as a graph for any number of actors."""
-    arguments = example(function)
     batch = Dim("actors", min=1, max=1 << 16)
     shapes = torch.utils._pytree.tree_map(lambda tensor: {0: batch}, arguments)
     with torch.no_grad(), warnings.catch_warnings():
@@ -55,16 +56,11 @@ def program(function: StepFunction) -> ExportedProgram:
     return made
 
 
-def names(function: StepFunction) -> tuple[list[str], list[str]]:
-    """Return the names of a graph's inputs and outputs, in order."""
+def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
+    """Convert the graph to an ONNX model."""
     memory = list(function.empty(1))
     inputs = [*function.spaces.observation, ACTION, REWARD, RESET, NOISE, *(f"{MEMORY}{name}" for name in memory)]
-    return inputs, [GREEDY, SAMPLED, PARAMETERS, *(f"{NEXT}{name}" for name in memory)]
-
-
-def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
-    """Return the graph as an ONNX model."""
-    inputs, outputs = names(function)
+    outputs = [GREEDY, SAMPLED, PARAMETERS, *(f"{NEXT}{name}" for name in memory)]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that nothing here needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -110,8 +106,57 @@ def _onnx_gru(x_NSE: Any, lengths_N: Any, weight_ih: Any, weight_hh: Any, bias_i
     )
 
 
-def _of_torch(graph: ExportedProgram) -> ExportedProgram:
-    """Return the graph without operators of this package."""
+def narrow_weights(content: bytes, weights: str) -> bytes:
+    """Store the matrices of an ONNX model as `weights`, float16 or int8. Small tensors stay as they are."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load_from_string(content)
+    kept, nodes = [], []
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype != np.float32 or values.ndim < 2 or values.size < _LEAST_ELEMENTS:
+            kept.append(tensor)
+        elif weights == FLOAT16 and np.abs(values).max() <= _LARGEST_HALF:
+            kept.append(numpy_helper.from_array(values.astype(np.float16), f"{tensor.name}.narrow"))
+            nodes.append(onnx.helper.make_node("Cast", [kept[-1].name], [tensor.name], to=onnx.TensorProto.FLOAT))
+        elif weights == INT8:
+            whole, scale, axis = quantize(values)
+            kept += [
+                numpy_helper.from_array(whole, f"{tensor.name}.narrow"),
+                numpy_helper.from_array(scale, f"{tensor.name}.scale"),
+            ]
+            inputs = [each.name for each in kept[-2:]]
+            nodes.append(onnx.helper.make_node("DequantizeLinear", inputs, [tensor.name], axis=axis))
+        else:
+            kept.append(tensor)
+    for field, items in ((model.graph.initializer, kept), (model.graph.node, [*nodes, *model.graph.node])):
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]  # deleting frees the originals
+        del field[:]
+        field.extend(copies)
+    found: bytes = model.SerializeToString()
+    return found
+
+
+def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Round weights to int8, from -127 to 127; return them, float32 scales by index of an axis, and that axis.
+
+    The axis is the first or the last, whichever has the smaller squared error.
+    """
+    best = None
+    for axis in (0, values.ndim - 1):
+        others = tuple(each for each in range(values.ndim) if each != axis)
+        scale = np.maximum(np.abs(values).max(others, keepdims=True) / 127.0, np.finfo(np.float32).tiny)
+        whole = np.clip(np.rint(values / scale), -127, 127)
+        error = float(np.square(values - whole * scale, dtype=np.float64).sum())
+        if best is None or error < best[0]:
+            best = error, whole.astype(np.int8), scale.astype(np.float32).ravel(), axis
+    assert best is not None
+    return best[1:]
+
+
+def _decompose(graph: ExportedProgram) -> ExportedProgram:
+    """Replace the operators of this package by torch's own, so that the graph runs without this package."""
     own = torch.ops.amago.last_state.default
     if all(node.target != own for node in graph.graph.nodes):
         return graph
@@ -123,9 +168,9 @@ def _of_torch(graph: ExportedProgram) -> ExportedProgram:
 
 
 def torch_bytes(graph: ExportedProgram) -> bytes:
-    """Return the graph as a file of `torch.export`."""
+    """Save the graph as a file of `torch.export`."""
     file = io.BytesIO()
-    torch.export.save(_of_torch(graph), file)
+    torch.export.save(_decompose(graph), file)
     return file.getvalue()
 
 
@@ -138,14 +183,14 @@ def compiled_bytes(graph: ExportedProgram) -> bytes:
         warnings.simplefilter("ignore")
         path = Path(folder, "policy.pt2")
         try:
-            aoti_compile_and_package(_of_torch(graph), package_path=str(path), inductor_configs={"compile_threads": 1})
+            aoti_compile_and_package(_decompose(graph), package_path=str(path), inductor_configs={"compile_threads": 1})
         except CppCompileError as error:
             last = str(error).strip().splitlines()[-1]
             raise StageFailed(f"the C++ compiler failed: {last}", hint="give --format onnx or torch") from error
         return path.read_bytes()
 
 
-def compiled(content: bytes) -> Callable[..., Any]:
+def load_compiled(content: bytes) -> Callable[..., Any]:
     """Load a compiled graph, which is code of this process from then on. RuntimeError if it is not one."""
     from torch._inductor import aoti_load_package
 

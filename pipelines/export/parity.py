@@ -1,6 +1,6 @@
-"""The proof that an exported policy acts as the trained one: recorded steps, and what every form answers to them.
+"""The proof that an exported policy acts as the trained one: recorded steps, and the answers of every form.
 
-The recording is made by the agent as it acts in evaluations, with its own memories, in its environment; actors are also
+The agent makes the recording as it acts in evaluations, with its own memories, in its environment. Actors are also
 reset at random, at different times. T steps of N actors.
 """
 
@@ -40,8 +40,8 @@ Step = Callable[[Arrays, np.ndarray, np.ndarray, np.ndarray, np.ndarray], Mappin
 
 @dataclass(frozen=True, kw_only=True)
 class ParityLimits:
-    """What counts as acting alike: the greatest difference of action parameters, that of the numbers of a Box action,
-    and the share of greedy actions that must be equal."""
+    """Limits within which two policies act alike: the greatest difference of action parameters, the greatest difference
+    of the numbers of a Box action, and the least share of greedy actions that are equal."""
 
     parameters: float = TOLERANCE
     actions: float = TOLERANCE
@@ -59,8 +59,8 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How a form answers a recording: the greatest difference of action parameters, and shares of equal actions; and
-    the limits of both."""
+    """Agreement of a form with a recording: the greatest difference of action parameters, shares of equal actions, and
+    their limits."""
 
     greatest_difference: float
     equal_greedy: float
@@ -73,12 +73,12 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Return whether the form acts as the agent did."""
+        """Whether the form acts as the agent did."""
         return self.greatest_difference <= self.tolerance and self.equal_greedy >= self.least_equal
 
 
 class _StepRecorder:
-    """A policy that acts for `agent` and keeps what came and what it answered."""
+    """A policy that acts for an agent and records its inputs and answers."""
 
     def __init__(self, policy: AgentPolicy, *, steps: int, greedy: bool, seed: int, listener: Listener) -> None:
         self._policy, self._steps, self._greedy, self._listener = policy, steps, greedy, listener
@@ -114,8 +114,10 @@ class _StepRecorder:
 
 
 def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int, listener: Listener = silent) -> Arrays:
-    """Let `policy` act in `env` (fresh, of as many actors), and return what came and what it answered as arrays
-    (T, N, ...): `observation.COLUMN`, `action`, `reward`, `reset`, `noise`, `parameters`, `greedy`, `sampled`.
+    """Record the inputs and answers of `policy` in `env`, which is fresh and has as many actors.
+
+    The arrays (T, N, ...) are `observation.COLUMN`, `action`, `reward`, `reset`, `noise`, `parameters`, `greedy` and
+    `sampled`.
 
     T is 1,000, or less where observations are large.
     """
@@ -175,7 +177,7 @@ def require(found: Mapping[str, Agreement]) -> None:
 
 
 def files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of the proof: the recording, and what was found."""
+    """Encode the files of the proof: the recording, and the report on all forms."""
     file = io.BytesIO()
     np.savez_compressed(file, **recording)  # type: ignore[arg-type]
     return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}
@@ -191,6 +193,6 @@ def recorded_scores(found: Bundle) -> dict[str, Any] | None:
 
 
 def as_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parity.json as plain data."""
+    """Build the contents of parity.json."""
     forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
     return {"forms": forms, "evaluations": dict(evaluations)}

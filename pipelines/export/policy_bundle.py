@@ -139,13 +139,18 @@ class DeployedPolicy:
         self._action = zeros(self.spaces.action, (1,))
 
     def act(self, observation: Any, reward: float = 0.0) -> Any:
-        """Return the action for `observation`; `reward` is that of the previous action (0 at the start)."""
+        """Choose the action for `observation`; `reward` is that of the previous action (0 at the start)."""
         columns: dict[str, np.ndarray] = {}
         _flatten(observation, OBSERVATION, columns, self.spaces.observation)
         absent = [name for name in self.spaces.observation if name not in columns]
         if absent:
             raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
-        stored = {name: _stored(columns[name], space)[None] for name, space in self.spaces.observation.items()}
+        stored = {}
+        for name, space in self.spaces.observation.items():
+            value = columns[name].reshape(space.shape)
+            if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+                value = value - np.asarray(space.start)
+            stored[name] = value.astype(space.dtype)[None]
         self._action = self._policy.act(
             stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
         )
@@ -180,10 +185,3 @@ def _flatten(value: Any, name: str, columns: dict[str, np.ndarray], spaces: Mapp
             _flatten(member, f"{name}.{place}", columns, spaces)
     else:
         columns[name] = np.asarray(value)
-
-
-def _stored(value: np.ndarray, space: Space) -> np.ndarray:
-    value = value.reshape(space.shape)
-    if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
-        value = value - np.asarray(space.start)
-    return value.astype(space.dtype)

@@ -67,7 +67,7 @@ class StepFunction(nn.Module):
         return self.agent.sequence.max_time
 
     def empty(self, actors: int) -> Tensors:
-        """Return the memory of `actors` new actors."""
+        """Make the memory of `actors` new actors: all zeros."""
         own = {name: tensor.new_zeros(actors, *tensor.shape[1:]) for name, tensor in self._tensors.items()}
         return {TIME: torch.zeros(actors, dtype=torch.int64), **own}
 
@@ -107,7 +107,9 @@ class StepFunction(nn.Module):
         if not self._tensors:
             return sequence.step(token_ND, time_N, NoMemory()), {}
         kept = [memory[name] for name in self._tensors]
-        fresh = [tensor.masked_fill(_like(reset_N, tensor), 0.0).transpose(0, 1).contiguous() for tensor in kept]
+        masks = [reset_N.view(-1, *[1] * (tensor.dim() - 1)) for tensor in kept]
+        pairs = zip(kept, masks, strict=True)
+        fresh = [tensor.masked_fill(mask, 0.0).transpose(0, 1).contiguous() for tensor, mask in pairs]
         state = State(*fresh)
         h_ND = sequence.step(token_ND, time_N, state)
         return h_ND, {name: t.transpose(0, 1) for name, t in zip(self._tensors, state.tensors, strict=True)}
@@ -145,7 +147,3 @@ class _Slots:
     def after(self) -> Tensors:
         """Return the memory after the step."""
         return {**self._new, WRITTEN: self._written_N}
-
-
-def _like(mask_N: Tensor, tensor: Tensor) -> Tensor:
-    return mask_N.view(-1, *[1] * (tensor.dim() - 1))

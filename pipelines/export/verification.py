@@ -1,6 +1,7 @@
-"""Verification of a policy bundle: its files are as they were written, and its forms answer the recorded steps as the
-trained policy did. Nothing in a bundle is imported or executed; `policy.pt2` and `policy.aoti.pt2` are opened only
-where that is allowed."""
+"""Verification of a policy bundle: its files are unchanged, and its forms answer recorded steps as the policy did.
+
+Nothing in a bundle is imported or executed. `policy.pt2` and `policy.aoti.pt2` are opened only where that is allowed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class VerifiedBundle:
-    """What was found: agreements by form, in order, and why a form was not tried."""
+    """Result of a verification: agreements by form, in order, and the reasons why forms were not tried."""
 
     files: int
     update: Any
@@ -56,11 +57,17 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
                 len(contents), record.get("update"), untried={forms.WEIGHTS: "it has no recorded steps"}
             )
         forms.require_forms(record)
-        recording = _recording(contents[parity.RECORDING], Spaces.from_json(record["spaces"]))
+        recording = _load_recording(contents[parity.RECORDING], Spaces.from_json(record["spaces"]))
+        actors = recording["reset"].shape[1]
         found, untried = {}, {}
         for form in (forms.WEIGHTS, *record["forms"]):
             try:
-                step = _opened(form, directory, contents, record, recording["reset"].shape[1], trust=trust)
+                if form == forms.WEIGHTS:
+                    agent = load_policy(directory, trust=trust).agent
+                    step = _step_of_weights(agent, record["context_length"], actors)
+                else:
+                    forms.require(form, record, trust=trust)
+                    step = forms.opened(form, contents[forms.FILES[form]], record, actors)
             except InputMissing as error:
                 # A bundle is not verified if its weights cannot be loaded.
                 if form == forms.WEIGHTS:
@@ -75,8 +82,8 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
         raise make_damage_error(directory, error) from error
 
 
-def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:
-    """Return the arrays of a recording. ValueError if it is none for these spaces."""
+def _load_recording(content: bytes, spaces: Spaces) -> parity.Arrays:
+    """Load the arrays of a recording. ValueError if it does not fit these spaces."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         if sum(item.file_size for item in archive.infolist()) > _MOST_BYTES:
             raise Mismatch(f"{parity.RECORDING} has more than {_MOST_BYTES >> 20} MiB")
@@ -94,16 +101,7 @@ def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:
     return found
 
 
-def _opened(
-    form: str, directory: Path, contents: Mapping[str, bytes], record: Mapping[str, Any], actors: int, *, trust: bool
-) -> parity.Step:
-    if form == forms.WEIGHTS:
-        return _eager(load_policy(directory, trust=trust).agent, record["context_length"], actors)
-    forms.require(form, record, trust=trust)
-    return forms.opened(form, contents[forms.FILES[form]], record, actors)
-
-
-def _eager(agent: Any, capacity: int, actors: int) -> parity.Step:
+def _step_of_weights(agent: Any, capacity: int, actors: int) -> parity.Step:
     policy = AgentPolicy(agent, num_actors=actors, capacity=capacity)
     head, time = agent.heads.policy, np.zeros(actors, np.int64)
 

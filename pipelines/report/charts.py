@@ -217,7 +217,10 @@ class Lines:
         return {"width": "container", "height": height, "encoding": {"x": x}, "layer": layers}
 
     def _x(self, low: int, high: int, tick_count: int = 7) -> dict[str, Any]:
-        axis = {"values": ticks(low, high), "format": "d"} if self.whole else dict(_NUMBERS, tickCount=tick_count)
+        axis: dict[str, Any] = dict(_NUMBERS, tickCount=tick_count)
+        if self.whole:  # about ten whole numbers, the first one included
+            step = max(1, -(-(high - low + 1) // 10))
+            axis = {"values": list(range(low, high + 1, step)), "format": "d"}
         return {"field": "x", "type": "quantitative", "title": self.x_title, "axis": axis}
 
     def _y(self, scale: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,15 +308,6 @@ def histogram(*, value: str, height: int = 180) -> dict[str, Any]:
     ]
     encoding = {"x": x, "x2": {"field": "high"}, "y": y, "tooltip": tooltip}
     return {"width": "container", "height": height, "mark": "bar", "encoding": encoding}
-
-
-def ticks(first: int, last: int) -> list[int]:
-    """Choose about ten whole numbers from `first` to `last`.
-
-    >>> ticks(1, 25)
-    [1, 4, 7, 10, 13, 16, 19, 22, 25]
-    """
-    return list(range(first, last + 1, max(1, -(-(last - first + 1) // 10))))
 
 
 def add_title(spec: Mapping[str, Any], title: str, theme: Theme) -> dict[str, Any]:

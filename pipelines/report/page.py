@@ -90,8 +90,8 @@ class Charts:
                     values=curve.values,
                     low=curve.low,
                     high=curve.high,
-                    x=None if is_placed else curve.x,
                     reference=curve.reference,
+                    x=None if is_placed else curve.x,
                     joined=curve.joined,
                 )
             )
@@ -165,11 +165,23 @@ class Charts:
         return found | ({"axis": curve.axis} if curve.axis else {})
 
     def _column(self, values: Sequence[float] | np.ndarray) -> int:
+        """Store a column once, rounded to the digits that a chart shows; return its number.
+
+        NaN, infinity, and numbers that would round to it are None, since JSON has none of them.
+        """
+
+        def shorten(value: float) -> float | int | None:
+            if not abs(value) < _LARGEST:
+                return None
+            if value == int(value) and abs(value) < 2**53:
+                return int(value)
+            return float(f"{value:.{_DIGITS}g}")
+
         array = np.asarray(values, np.float64)
         content = array.tobytes()
         if content not in self._places:
             self._places[content] = len(self.columns)
-            self.columns.append([_shorten(value) for value in array.tolist()])
+            self.columns.append(list(map(shorten, array.tolist())))
         return self._places[content]
 
 
@@ -256,15 +268,6 @@ class Page:
                 for name, number, color in self.runs
             )
             yield element("fieldset", element("legend", "runs"), runs, class_="runs")
-
-
-def _shorten(value: float) -> float | int | None:
-    """Round a number to the digits that a chart shows; None for NaN, infinity, and numbers that would round to it."""
-    if not abs(value) < _LARGEST:
-        return None
-    if value == int(value) and abs(value) < 2**53:
-        return int(value)
-    return float(f"{value:.{_DIGITS}g}")
 
 
 @functools.cache

@@ -21,7 +21,15 @@ _STAGES = ("run", "collect", "relabel", "train")
 def settings_section(runs: Sequence[ShownRun]) -> Markup:
     """Show what differs from the recipe, or between several runs, and all settings."""
     if len(runs) == 1:
-        return join(_show_changes(runs[0]), _fold_settings(runs[0]))
+        recipe, changed, is_planned = runs[0].stored.recipe, runs[0].stored.changed, runs[0].stored.is_planned
+        against = f"recipe {recipe}" if recipe else "what was chosen for it" if is_planned else "the defaults"
+        pairs = list(changed.items())[:_MOST_SETTINGS]
+        rows = [[key, _format(before), _format(after)] for key, (before, after) in pairs]
+        difference = element("p", f"Nothing differs from {against}.")
+        if changed:
+            columns = ["setting", text(against, 80), "this run"]
+            difference = table(columns, rows, caption=f"What differs from {against}")
+        return join(difference, _fold_settings(runs[0]))
     keys = varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
     values = [[_format(run.stored.settings.get(key)) for key in keys] for run in runs]
     labels = [run.label for run in runs]
@@ -32,18 +40,9 @@ def settings_section(runs: Sequence[ShownRun]) -> Markup:
         rows = [[label, *row] for label, row in zip(labels, values, strict=True)]
         differing = table(["run", *keys], rows, caption=caption)
     else:
-        columns = [[key, *column] for key, column in zip(keys, zip(*values, strict=True), strict=True)]
-        differing = table(["setting", *labels], columns, caption=caption)
+        rows = [[key, *column] for key, column in zip(keys, zip(*values, strict=True), strict=True)]
+        differing = table(["setting", *labels], rows, caption=caption)
     return join(differing, fold("All settings", *(_fold_settings(run, f"Settings of {run.label}") for run in runs)))
-
-
-def _show_changes(run: ShownRun) -> Markup:
-    recipe, changed = run.stored.recipe, run.stored.changed
-    against = f"recipe {recipe}" if recipe else "what was chosen for it" if run.stored.is_planned else "the defaults"
-    if not changed:
-        return element("p", f"Nothing differs from {against}.")
-    rows = [[key, _format(before), _format(after)] for key, (before, after) in list(changed.items())[:_MOST_SETTINGS]]
-    return table(["setting", text(against, 80), "this run"], rows, caption=f"What differs from {against}")
 
 
 def _fold_settings(run: ShownRun, title: str = "All settings") -> Markup:

@@ -66,6 +66,7 @@ def _sections(
     runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool, draw: Draw | None, listener: Listener
 ) -> Sections:
     one = runs[0] if len(runs) == 1 else None
+    has_checkpoints = one is not None and (one.stored.path / "checkpoints").is_dir()
     found = []
     for run in runs[:_MOST_LAKES] if lakes else ():
         with contextlib.suppress(*_UNSHOWN):
@@ -78,6 +79,32 @@ def _sections(
             with contextlib.suppress(*_UNSHOWN):  # the section about the lake says why
                 collected = experience.collection_chart(one, found[0][1], charts)
         return scores.score_section(runs, charts, collected)
+
+    def show_episodes() -> Markup | None:
+        lake, critic, note = found[0][1], None, ""
+        if one and has_checkpoints:
+            from pipelines.evaluation.values import Values  # imports torch
+
+            try:
+                critic = Values(str(one.stored.path))
+            except _UNSHOWN as error:
+                note = f"Without the agent's values: {_explain(error)}"
+        shown = episodes.sample_section(
+            lake, charts, count=sample, critic=critic, draw=draw, note=note, listener=listener
+        )
+        about = "Episodes of the newest policy in the lake, chosen by chance."
+        if critic is not None:
+            about += f" Values are those of checkpoint {critic.update:,}, in reward units, for the acting discount."
+        return join(element("p", about), shown)
+
+    def show_lineage() -> Markup | None:
+        if not one or not has_checkpoints:
+            return None
+        from pipelines.lake import lineage
+
+        root = tree(lineage.trace(one.stored.path, listener=listener))
+        about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
+        return join(element("p", about), provenance.draw_lineage(root))
 
     def show_lakes() -> Markup | None:
         if one:
@@ -93,14 +120,12 @@ def _sections(
     if one:
         parts.append(("videos", "Videos", lambda: episodes.video_section(one)))
     if one and found and sample:
-        parts.append(
-            ("episodes", "Episodes", lambda: _sample_episodes(one, found[0][1], charts, sample, draw, listener))
-        )
+        parts.append(("episodes", "Episodes", show_episodes))
     if found:
         parts.append(("lake", "Lake" if one else "Lakes", show_lakes))
     parts.append(("settings", "Settings", lambda: provenance.settings_section(runs)))
     if one and lakes:
-        parts.append(("lineage", "Lineage", lambda: _trace_lineage(one, listener)))
+        parts.append(("lineage", "Lineage", show_lineage))
     parts += [
         ("machine", "Hardware and versions", lambda: provenance.machine_section(runs)),
         ("repeat", "Repeat it", lambda: provenance.repeat_section(runs)),
@@ -118,34 +143,6 @@ def _explain(error: BaseException) -> str:
     if not isinstance(error, AmagoError):
         return masked(text(f"{type(error).__name__}: {error}"))
     return masked(text(f"{error.message}; {error.hint}" if error.hint else error.message))
-
-
-def _sample_episodes(
-    run: ShownRun, lake: Any, charts: Charts, count: int, draw: Draw | None, listener: Listener
-) -> Markup:
-    critic, note = None, ""
-    if (run.stored.path / "checkpoints").is_dir():
-        from pipelines.evaluation.values import Values  # imports torch
-
-        try:
-            critic = Values(str(run.stored.path))
-        except _UNSHOWN as error:
-            note = f"Without the agent's values: {_explain(error)}"
-    shown = episodes.sample_section(lake, charts, count=count, critic=critic, draw=draw, note=note, listener=listener)
-    about = "Episodes of the newest policy in the lake, chosen by chance."
-    if critic is not None:
-        about += f" Values are those of checkpoint {critic.update:,}, in reward units, for the acting discount."
-    return join(element("p", about), shown)
-
-
-def _trace_lineage(run: ShownRun, listener: Listener) -> Markup | None:
-    from pipelines.lake import lineage
-
-    if not (run.stored.path / "checkpoints").is_dir():
-        return None
-    root = tree(lineage.trace(run.stored.path, listener=listener))
-    about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
-    return join(element("p", about), provenance.draw_lineage(root))
 
 
 def _summarize(run: ShownRun) -> Markup:

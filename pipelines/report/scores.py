@@ -12,7 +12,7 @@ from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.comparison import Axis, curves, grouped, improvements
+from pipelines.runs.comparison import Axis, curves, group_runs, improvements
 from pipelines.runs.evaluations import Evaluation, ScoreInterval, env_differences
 
 _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
@@ -176,7 +176,7 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
 
     None if every run is a group of its own, since the scores of the runs say the same then.
     """
-    groups = grouped([run.stored for run in runs])
+    groups = group_runs([run.stored for run in runs])
     if not groups or len(groups) == len(runs):
         return None
     rows = [

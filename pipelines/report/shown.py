@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import AmagoError
-from pipelines.runs.comparison import grouped
+from pipelines.runs.comparison import group_runs
 from pipelines.runs.stored import StoredRun
 
 _COLUMNS = {"updates": "update", "steps": "env_steps", "seconds": "seconds"}
@@ -57,7 +57,7 @@ def number_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:
     """Give runs distinct names, numbers and colours. Runs that form several groups have the colours of their groups."""
     names = Counter(run.name for run in stored)
     try:
-        groups = grouped(stored)
+        groups = group_runs(stored)
     except AmagoError:  # none was evaluated
         groups = []
     colors = {run.path: place for place, run in enumerate(stored)}

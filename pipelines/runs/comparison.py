@@ -28,7 +28,7 @@ from pipelines.runs.evaluations import (
     last_and_best,
 )
 from pipelines.runs.stored import StoredRun
-from pipelines.runs.summary import shown
+from pipelines.runs.summary import format_setting
 
 Statistic = Literal["iqm", "mean"]
 Axis = Literal["updates", "steps", "seconds"]
@@ -87,7 +87,7 @@ class GroupCurve:
     high: list[float] = field(default_factory=list)
 
 
-def grouped(
+def group_runs(
     runs: Sequence[StoredRun],
     *,
     metric: str = DEFAULT_METRIC,
@@ -121,7 +121,7 @@ def grouped(
     groups = []
     for places in members.values():
         first, settings = runs[places[0]], {key: tables[places[0]].get(key) for key in named}
-        name = ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
+        name = ", ".join(f"{key}={format_setting(value)}" for key, value in settings.items())
         if not settings or len(settings) > _MOST_KEYS:
             name = first.recipe or first.env or first.name
         scores: dict[str, list[float]] = {}

@@ -145,10 +145,23 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
     names no environment, such as one trained on somebody's dataset, has that of its first evaluation.
     """
 
+    def is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
+        """Decide whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard.
+
+        `splits` are those that "auto" allows. A report that does not say how its agent acted counts for either way.
+        """
+        standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
+        chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
+        return (
+            standard.tasks == _text(wanted.get("tasks"))
+            and standard.split in (splits if split == "auto" else (split,))
+            and (standard.greedy == chosen or None in (standard.greedy, chosen))
+        )
+
     def is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
         counts = ("seed", "episodes")
         alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
-        return alike and _is_made_by(entry, evaluation, ("train", "test"))
+        return alike and is_made_by(entry, evaluation, ("train", "test"))
 
     env = _table(document.get("env"))
     own = _env_key(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
@@ -160,23 +173,9 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         if isinstance(entry, Mapping) and entry.get("stage") == "evaluate"
     ]
     here = [each for each in evaluations if each.standard.env == own]
-    final = tuple(each for each in here if _is_made_by(entries[-1] if entries else base, each, ("test",)))
+    final = tuple(each for each in here if is_made_by(entries[-1] if entries else base, each, ("test",)))
     made = [each for each in here if any(is_of_stage(entry, each) for entry in entries)]
     return RunScores(final=final, curve=tuple(made) if entries else final)
-
-
-def _is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
-    """Decide whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard.
-
-    `splits` are those that "auto" allows. A report that does not say how its agent acted counts for either way.
-    """
-    standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
-    chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
-    return (
-        standard.tasks == _text(wanted.get("tasks"))
-        and standard.split in (splits if split == "auto" else (split,))
-        and (standard.greedy == chosen or None in (standard.greedy, chosen))
-    )
 
 
 def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:

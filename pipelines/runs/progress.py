@@ -22,7 +22,7 @@ _EVERY_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def recording(run: Path, listener: Listener, *, every: float = _EVERY_SECONDS) -> Iterator[Listener]:
+def record_progress(run: Path, listener: Listener, *, every: float = _EVERY_SECONDS) -> Iterator[Listener]:
     """Yield a listener that also keeps progress.json of `run` up to date. A disk that refuses does not stop a run."""
     recorder = _Recorder(run / NAME, every)
 

@@ -12,7 +12,7 @@ from pipelines.config.settings import Settings
 _CHOSEN = (["profile"], ["size"])
 
 
-def followed(
+def describe_recipe(
     name: str,
     document: Mapping[str, Any],
     assignments: Sequence[tuple[Sequence[str], Any]],

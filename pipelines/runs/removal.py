@@ -40,8 +40,17 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
     UsageError for a directory that is not a run, or on which other runs depend unless `force`; Locked for a run that a
     process works on.
     """
+    here = Path.cwd()
     for path in paths:
-        _require_removable(path)
+        if path.is_symlink():
+            raise UsageError(f"'{path}' is a link, not the directory of a run", hint="give the directory itself")
+        RunDirectory.open(path)
+        if read_object(path / "run.json", RunRecord) is None:
+            raise UsageError(f"'{path}' has a config.toml but no run.json that can be read: it may not be a run")
+        if path.resolve() in (here, *here.parents):
+            raise UsageError(f"'{path}' contains the current directory", hint="change to another directory")
+        if (inside := contents(path)) is not None:
+            raise UsageError(inside, hint="move or remove that first")
     if not force:
         for path, reasons in dependents(paths).items():
             raise UsageError(
@@ -190,19 +199,6 @@ def _is_shared(folder: Path) -> bool:
         return os.path.ismount(folder) or folder == Path.home() or bool(folder.stat().st_mode & stat.S_ISVTX)
     except (OSError, RuntimeError):
         return False
-
-
-def _require_removable(path: Path) -> None:
-    if path.is_symlink():
-        raise UsageError(f"'{path}' is a link, not the directory of a run", hint="give the directory itself")
-    RunDirectory.open(path)
-    if read_object(path / "run.json", RunRecord) is None:
-        raise UsageError(f"'{path}' has a config.toml but no run.json that can be read: it may not be a run")
-    place = path.resolve()
-    if place in (Path.cwd(), *Path.cwd().parents):
-        raise UsageError(f"'{path}' contains the current directory", hint="change to another directory")
-    if (inside := contents(path)) is not None:
-        raise UsageError(inside, hint="move or remove that first")
 
 
 def _find_dependence(other: Path, path: Path, names: Collection[str]) -> str | None:

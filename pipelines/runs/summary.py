@@ -83,13 +83,13 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "env_steps": run.env_steps,
         "updates": run.updates,
         "seed": run.seed,
-        "changed": ", ".join(f"{key}={shown(after)}" for key, (_, after) in run.changed.items()),
+        "changed": ", ".join(f"{key}={format_setting(after)}" for key, (_, after) in run.changed.items()),
         "bytes": disk_bytes(run.path),
         "problems": "; ".join((*run.problems, *damaged)),
     }
 
 
-def shown(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Write a setting's value briefly: numbers to six digits, plain words without quotes."""
     if value is None:
         return "(unset)"

@@ -1,4 +1,4 @@
-"""Policies that act for some of many sessions: the weights of a bundle, or another form of it."""
+"""Policies that act for some of many sessions, by the weights of a bundle or by another form of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.errors import UsageError
-from pipelines.export.forms import WEIGHTS, FormFile, stateless
+from pipelines.export.forms import WEIGHTS, FormFile, load_graph
 from pipelines.lake.spaces import Spaces, require_values
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -39,7 +39,7 @@ class RowPolicy(Protocol):
 
 
 def of_bundle(found: Bundle, *, form: str, trust: bool, most: int, greedy: bool, seed: int) -> RowPolicy:
-    """Return the policy of a bundle, acting with its weights or another form.
+    """Load the policy of a bundle, which acts with its weights or another form.
 
     InputMissing if the form is not in it, or is not trusted; IntegrityError if it is damaged.
     """
@@ -50,7 +50,7 @@ def of_bundle(found: Bundle, *, form: str, trust: bool, most: int, greedy: bool,
 
 
 def of_weights(agent: Agent, *, capacity: int, most: int, greedy: bool = True, seed: int = 0) -> RowPolicy:
-    """Return the policy of an agent. UsageError if the memory of its encoder has no method `at`."""
+    """Make the policy of an agent. UsageError if the memory of its encoder has no method `at`."""
     memory: Any = agent.sequence.memory(num_actors=1, capacity=1)
     if not hasattr(memory, "at"):
         raise UsageError(
@@ -71,14 +71,16 @@ class _WeightsPolicy(AgentPolicy):
 
 
 class FormPolicy:
-    """A form of a bundle. Memories are taken out of one batch and put back; rows that are next to one another are not
-    copied on the way in."""
+    """A form of a bundle. Memories are taken out of one batch and put back.
+
+    Adjacent rows are passed to the form as a view, without a copy.
+    """
 
     def __init__(self, file: FormFile, *, most: int, greedy: bool = True, seed: int = 0) -> None:
         record = file.checkpoint.record
         self._spaces, self._max_time = Spaces.from_json(record["spaces"]), record["max_time"]
         with file.checkpoint.understood():
-            self._graph = stateless(file.form, file.content, record)
+            self._graph = load_graph(file.form, file.content, record)
         self._form, self._noise, self._greedy = file, int(record["noise"]), greedy
         self._random = np.random.default_rng(seed)
         kinds = record["memory"].items()

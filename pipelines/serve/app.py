@@ -29,14 +29,14 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class _JsonResponse(JSONResponse):
-    """An answer by orjson."""
+    """A JSON response that orjson encodes, which is several times as fast as `json` for arrays of numbers."""
 
     def render(self, content: Any) -> bytes:
         return orjson.dumps(content)
 
 
 class _PolicyServer:
-    """The requests of clients, as calls of a pool of sessions. Every answer is a status and a JSON object."""
+    """Requests of clients as calls of a pool of sessions. Every answer is a status and a JSON object."""
 
     def __init__(self, pool: SessionPool, *, body_bytes: int) -> None:
         self.pool, self.body_bytes = pool, body_bytes
@@ -76,7 +76,7 @@ class _PolicyServer:
         return 200, {}
 
     def end(self, given: Mapping[str, Any]) -> Answer:
-        """Let `session` or `sessions` go."""
+        """Close `session` or `sessions`."""
         _only(given, "session", "sessions")
         self.pool.end(self._sessions(given))
         return 200, {}
@@ -88,7 +88,7 @@ class _PolicyServer:
         return self.pool.find(ids)
 
     def metrics(self) -> str:
-        """Return the figures in Prometheus' text format."""
+        """Write the figures in Prometheus' text format."""
         counters = self.pool.counters
         lines = []
         for name, kind, meaning, value in (
@@ -121,7 +121,7 @@ class _PolicyServer:
             given = _read(body, unpack if kind == _PACKED else parse) if body else {}
             if more.keys() & given.keys():
                 raise Refused(422, "the session is named in the path", "leave it out of the body")
-            status, found = await self._done(do, {**given, **more})
+            status, found = await self._call(do, {**given, **more})
         except TooLarge:
             status, found = 413, _error(f"a body has at most {self.body_bytes:,} bytes", "see --body")
         except Refused as refused:
@@ -137,11 +137,11 @@ class _PolicyServer:
                 message = await socket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                status, found = await self._answered(message)
+                status, found = await self._answer(message)
                 self.count(status)
                 await socket.send_text(orjson.dumps(found | ({} if status < 300 else {"status": status})).decode())
 
-    async def _answered(self, message: Mapping[str, Any]) -> Answer:
+    async def _answer(self, message: Mapping[str, Any]) -> Answer:
         """Answer a text, which is JSON, or a packed message."""
         text = message.get("text")
         try:
@@ -150,17 +150,17 @@ class _PolicyServer:
             known = {"begin": self.begin, "act": self.act, "reset": self.reset, "end": self.end}
             if not isinstance(do, str) or do not in known:
                 raise Refused(422, "'do' is begin, act, reset or end")
-            return await self._done(known[do], given)
+            return await self._call(known[do], given)
         except Refused as refused:
             return refused.status, _error(refused.error, refused.hint)
 
-    async def _done(self, do: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Answer:
+    async def _call(self, do: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Answer:
         found = do(given)
         answer: Answer = await found if isinstance(found, Awaitable) else found
         return answer
 
     def count(self, status: int) -> None:
-        """Count an answer."""
+        """Count an answer by its status."""
         responses = self.pool.counters.responses
         responses[status] = responses.get(status, 0) + 1
 
@@ -168,14 +168,21 @@ class _PolicyServer:
 def application(
     pool: SessionPool, *, about: Mapping[str, Any], token: str, hosts: Collection[str], body_bytes: int
 ) -> ASGIApp:
-    """Return the ASGI application that acts for those who have the token. `about`: what /health says of the policy;
-    `hosts`: accepted in the Host header (none: all)."""
+    """Build the ASGI application that acts for clients with the token.
+
+    `about` is what /health says of the policy. `hosts` are those that the Host header may name; empty: any.
+    """
     server = _PolicyServer(pool, body_bytes=body_bytes)
     document = description(pool.spaces)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(pool.run()), asyncio.create_task(_expiring(pool))]
+        async def expire() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                pool.expire()
+
+        tasks = [asyncio.create_task(pool.run()), asyncio.create_task(expire())]
         yield
         for task in tasks:
             task.cancel()
@@ -248,12 +255,6 @@ class _Guard:
             return None
         text = "the token is missing or wrong"
         return _JsonResponse(_error(text, "send Authorization: Bearer TOKEN"), 401, {"www-authenticate": "Bearer"})
-
-
-async def _expiring(pool: SessionPool) -> None:
-    while True:
-        await asyncio.sleep(1.0)
-        pool.expire()
 
 
 def _read(content: Any, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

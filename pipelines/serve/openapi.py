@@ -24,7 +24,11 @@ _STATUSES = {
 
 
 def description(spaces: Spaces) -> dict[str, Any]:
-    """Return the document."""
+    """Write the OpenAPI document of a server whose policy has these spaces."""
+    try:
+        version = metadata.version("amago")
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        version = "0"
     observation, action = _observation(spaces), _schema(spaces.action)
     reward = {"type": "number", "default": 0, "description": "of the previous action; ignored at the first step"}
     many = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -53,10 +57,20 @@ def description(spaces: Spaces) -> dict[str, Any]:
         "additionalProperties": False,
     }
     empty: dict[str, Any] = {"type": "object"}
-    packed = _packed(spaces)
+    actions = {"type": "array", "items": action}
+    answer = {"type": "object", "properties": {"action": action}, "required": ["action"]}
+    answers = {"type": "object", "properties": {"actions": actions}, "required": ["actions"]}
+    arrays = "; ".join(
+        f"{name}: {np.dtype(space.dtype).newbyteorder('<').str} {list(space.shape)}"
+        for name, space in spaces.observation.items()
+    )
+    packed = {
+        "description": "The length of the JSON object (uint32, little-endian), the object without its observation, and "
+        f"the arrays of the observation one after another, in C order: {arrays}."
+    }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "amago serve", "version": _version(), "description": "Sessions that act with a policy."},
+        "info": {"title": "amago serve", "version": version, "description": "Sessions that act with a policy."},
         "security": [{"token": []}],
         "paths": {
             "/sessions": {
@@ -66,9 +80,7 @@ def description(spaces: Spaces) -> dict[str, Any]:
             },
             "/sessions/{id}/act": {
                 "parameters": session,
-                "post": _operation(
-                    "act", "Return the action for an observation.", _with("action", action), act, packed=packed
-                ),
+                "post": _operation("act", "Return the action for an observation.", answer, act, packed=packed),
             },
             "/sessions/{id}/reset": {"parameters": session, "post": _operation("reset", "Begin a new episode.", empty)},
             "/sessions/{id}": {"parameters": session, "delete": _operation("end", "Let a session go.", empty)},
@@ -76,7 +88,7 @@ def description(spaces: Spaces) -> dict[str, Any]:
                 "post": _operation(
                     "actMany",
                     "Act for several sessions at once.",
-                    _with("actions", {"type": "array", "items": action}),
+                    answers,
                     act_many,
                     packed=packed,
                 )
@@ -104,13 +116,6 @@ def description(spaces: Spaces) -> dict[str, Any]:
             },
         },
     }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("amago")
-    except metadata.PackageNotFoundError:
-        return "0"
 
 
 def _operation(
@@ -143,50 +148,31 @@ def _operation(
     return found
 
 
-def _with(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: schema}, "required": [name]}
-
-
 def _observation(spaces: Spaces) -> dict[str, Any]:
-    """Return the schema of an observation: nested objects by the names of columns."""
+    """Write the schema of an observation: nested objects by the names of columns, `observation.a.b`."""
     columns = spaces.observation
     tree: dict[str, Any] = {}
     for name, space in columns.items():
         above, _, last = name.rpartition(".")
         if last == LENGTH and isinstance(columns.get(above), Ragged):
-            continue
+            continue  # a client sends the sequence alone
         place: dict[str, Any] = tree
         *path, leaf = name.split(".")
         for part in path:
             place = place.setdefault(part, {})
         place[leaf] = space
+
+    def nest(part: Any) -> dict[str, Any]:
+        if not isinstance(part, dict):
+            return _schema(part)
+        return {"type": "object", "properties": {name: nest(each) for name, each in part.items()}, "required": [*part]}
+
     [observation] = tree.values()
-    return _nested(observation)
-
-
-def _packed(spaces: Spaces) -> dict[str, Any]:
-    """Return the schema of a packed request."""
-    arrays = "; ".join(
-        f"{name}: {np.dtype(space.dtype).newbyteorder('<').str} {list(space.shape)}"
-        for name, space in spaces.observation.items()
-    )
-    return {
-        "description": "The length of the JSON object (uint32, little-endian), the object without its observation, and "
-        f"the arrays of the observation one after another, in C order: {arrays}."
-    }
-
-
-def _nested(tree: Any) -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return _schema(tree)
-    return {
-        "type": "object",
-        "properties": {name: _nested(part) for name, part in tree.items()},
-        "required": [*tree],
-    }
+    return nest(observation)
 
 
 def _schema(space: Space) -> dict[str, Any]:
+    shape: tuple[int, ...]
     match space:
         case Discrete(n=n, start=start):
             return {"type": "integer", "minimum": start, "maximum": start + n - 1}
@@ -195,12 +181,9 @@ def _schema(space: Space) -> dict[str, Any]:
         case Ragged(max_length=most):
             return {"type": "array", "items": {"type": "number"}, "maxItems": most}
         case MultiDiscrete() | MultiBinary():
-            return _array((len(space.nvec) if isinstance(space, MultiDiscrete) else space.n,), "integer")
-        case Box(shape=shape, dtype=dtype):
-            return _array(shape, "integer" if dtype[0] in "iu" else "number")
-
-
-def _array(shape: tuple[int, ...], kind: str) -> dict[str, Any]:
+            shape, kind = (len(space.nvec) if isinstance(space, MultiDiscrete) else space.n,), "integer"
+        case Box():
+            shape, kind = space.shape, "integer" if space.dtype[0] in "iu" else "number"
     found: dict[str, Any] = {"type": kind}
     for size in reversed(shape):
         found = {"type": "array", "items": found, "minItems": size, "maxItems": size}

@@ -1,4 +1,4 @@
-"""Sessions that act with one policy: each has a row of its memory, and those that act at the same time share a step."""
+"""Sessions that act with one policy. Each has a row of its memory, and simultaneous requests share a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAILURES: tuple[type[Exception], ...] = (AmagoError, *MALFORMED)
 
 
 class Refused(Exception):
-    """A request that is answered with an error: an HTTP status, what is wrong, and what to do."""
+    """Refusal of a request, answered with an HTTP status, what is wrong, and what to do."""
 
     def __init__(self, status: int, error: str, hint: str = "") -> None:
         super().__init__(error)
@@ -42,7 +42,7 @@ class Session:
 
 @dataclass
 class _Counters:
-    """What a server has done since it started."""
+    """Counts since the server started."""
 
     begun: int = 0
     ended: int = 0
@@ -55,7 +55,7 @@ class _Counters:
 
 
 @dataclass
-class _Ask:
+class _Request:
     sessions: Sequence[Session]
     rows: np.ndarray
     columns: Mapping[str, np.ndarray]
@@ -77,7 +77,7 @@ class SessionPool:
         self._time = np.zeros(most, np.int64)
         self._sessions: dict[str, Session] = {}
         self._free = list(range(most))
-        self._pending: list[_Ask] = []
+        self._pending: list[_Request] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="act")
 
@@ -88,7 +88,7 @@ class SessionPool:
 
     @property
     def waiting(self) -> int:
-        """The number of actions that are waited for."""
+        """The number of sessions that wait for an action."""
         return sum(len(ask.rows) for ask in self._pending)
 
     def begin(self, count: int = 1) -> list[str]:
@@ -109,7 +109,7 @@ class SessionPool:
         return [session.id for session in made]
 
     def find(self, ids: Sequence[str]) -> list[Session]:
-        """Return sessions that are not acting. Refused for an unknown one, or one named twice."""
+        """Look up sessions. Refused for a session that is unknown, acting already, or named twice."""
         found = []
         for id in ids:
             session = self._sessions.get(id)
@@ -129,7 +129,7 @@ class SessionPool:
             self._time[session.row] = 0
 
     def end(self, sessions: Sequence[Session]) -> None:
-        """Let sessions go."""
+        """Close sessions; their rows of memory become free."""
         for session in sessions:
             del self._sessions[session.id]
             heapq.heappush(self._free, session.row)
@@ -145,12 +145,15 @@ class SessionPool:
     async def act(
         self, sessions: Sequence[Session], columns: Mapping[str, np.ndarray], rewards: np.ndarray
     ) -> np.ndarray:
-        """Return the actions (N, ...) of N sessions, in stored form; `rewards` are those of their previous actions."""
+        """Choose actions (N, ...) for N sessions, in stored form; `rewards` are those of their previous actions.
+
+        Refused if an episode has as many steps as the policy can distinguish, or if the step fails.
+        """
         rows = np.array([session.row for session in sessions])
         most = self._policy.max_time
         if most is not None and (self._time[rows] >= most).any():
             raise Refused(409, f"an episode has more than the {most} steps that the policy can distinguish", "reset it")
-        ask = _Ask(sessions, rows, columns, rewards, asyncio.get_running_loop().create_future())
+        ask = _Request(sessions, rows, columns, rewards, asyncio.get_running_loop().create_future())
         for session in sessions:
             session.acting = True
         self._pending.append(ask)
@@ -158,7 +161,7 @@ class SessionPool:
         return await ask.answer
 
     async def run(self) -> None:
-        """Act for those who wait, until cancelled."""
+        """Serve waiting requests, one batched step after another, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -179,7 +182,7 @@ class SessionPool:
                     ask.answer.set_result(actions[first : first + len(ask.rows)])
                 first += len(ask.rows)
 
-    def _fail(self, asks: Sequence[_Ask], error: Exception) -> None:
+    def _fail(self, asks: Sequence[_Request], error: Exception) -> None:
         """End the sessions of a step that failed."""
         for ask in asks:
             self.end(ask.sessions)
@@ -191,8 +194,11 @@ class SessionPool:
         """Release the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _step(self, asks: Sequence[_Ask]) -> np.ndarray:
-        """Act once for all; actions in the order of the asks."""
+    def _step(self, asks: Sequence[_Request]) -> np.ndarray:
+        """Act once for all requests; the actions are in their order.
+
+        The policy takes rows in ascending order, so requests are sorted before the step and unsorted after it.
+        """
         began = time.perf_counter()
         rows = np.concatenate([ask.rows for ask in asks])
         order = np.argsort(rows)

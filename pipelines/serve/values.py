@@ -1,4 +1,4 @@
-"""Values of requests, as JSON has them or packed, in stored form; what does not fit is a ValueError that names it.
+"""Conversion of requests, in JSON or packed, to stored form. ValueError names the value that does not fit.
 
 A packed request is the length of a JSON object (4 bytes, little-endian), the object, and the observation: the arrays of
 its columns, in order, one after another, little-endian and in C order.
@@ -19,7 +19,7 @@ _LARGEST = 3.4e38  # below the largest float32
 
 
 def parse(text: bytes | str) -> dict[str, Any]:
-    """Return the JSON object in `text`. ValueError for anything else, numbers that are not finite included."""
+    """Parse the JSON object in `text`. ValueError for anything else, numbers that are not finite included."""
     found = orjson.loads(text)
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
@@ -27,8 +27,7 @@ def parse(text: bytes | str) -> dict[str, Any]:
 
 
 def unpack(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a packed request, with its arrays as `observation`, a memoryview. ValueError for
-    anything else."""
+    """Parse a packed request: its JSON object, with the arrays as `observation`, a memoryview. ValueError otherwise."""
     length = int.from_bytes(content[:4], "little")
     if len(content) < 4 + length:
         raise ValueError(f"its object has {length:,} bytes, and only {max(len(content) - 4, 0):,} follow")
@@ -39,7 +38,7 @@ def unpack(content: bytes) -> dict[str, Any]:
 
 
 class Observations:
-    """Converts observations to the columns of `spaces`."""
+    """Converter of observations to the columns of `spaces`."""
 
     def __init__(self, spaces: Spaces) -> None:
         names = spaces.observation
@@ -47,15 +46,14 @@ class Observations:
         self.columns = {name: space for name, space in names.items() if name not in lengths}
 
     def one(self, value: Any) -> dict[str, np.ndarray]:
-        """Return columns (1, ...) of one observation."""
-        return self._unpacked(value, 1) if isinstance(value, memoryview) else self._converted(value, None)
+        """Convert one observation to columns (1, ...)."""
+        return self._unpack(value, 1) if isinstance(value, memoryview) else self._convert(value, None)
 
     def many(self, value: Any, count: int) -> dict[str, np.ndarray]:
-        """Return columns (count, ...) of a batch: each array of the observation has an axis more, which comes first."""
-        return self._unpacked(value, count) if isinstance(value, memoryview) else self._converted(value, count)
+        """Convert a batch to columns (count, ...): each array of the observation has one more axis, the first."""
+        return self._unpack(value, count) if isinstance(value, memoryview) else self._convert(value, count)
 
-    def _unpacked(self, content: memoryview, count: int) -> dict[str, np.ndarray]:
-        """Return columns of packed arrays."""
+    def _unpack(self, content: memoryview, count: int) -> dict[str, np.ndarray]:
         ragged = [name for name, space in self.columns.items() if isinstance(space, Ragged)]
         if ragged:
             raise ValueError(f"'{ragged[0]}' has any length: send this policy's observations as JSON")
@@ -74,15 +72,24 @@ class Observations:
                 raise ValueError(f"observation '{name}': {str(error)[:200]}") from None
         return found
 
-    def _converted(self, value: Any, count: int | None) -> dict[str, np.ndarray]:
+    def _convert(self, value: Any, count: int | None) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         for name, space in self.columns.items():
             path = name.split(".")[1:]
             label = f"observation '{'.'.join(path)}'" if path else "the observation"
-            leaf = _leaf(value, path, label)
+            leaf = value
+            for part in path:
+                if isinstance(leaf, Mapping) and part in leaf:
+                    leaf = leaf[part]
+                elif isinstance(leaf, list) and part.isdecimal() and int(part) < len(leaf):
+                    leaf = leaf[int(part)]
+                else:
+                    raise ValueError(f"{label} is missing")
             try:
                 if isinstance(space, Ragged):
-                    rows = [leaf] if count is None else _listed(leaf, count)
+                    rows = [leaf] if count is None else leaf
+                    if not isinstance(rows, list) or len(rows) != (count or 1):
+                        raise ValueError(f"it is not a list of {count}")
                     padded = [space.padded(row) for row in rows]
                     found[name] = np.stack([row for row, _ in padded])
                     found[f"{name}.{LENGTH}"] = np.array([length for _, length in padded], np.int32)
@@ -94,30 +101,13 @@ class Observations:
 
 
 def rewards(value: Any, count: int) -> np.ndarray:
-    """Return rewards (count,) of a list, or of a number if `count` is 1 and there is no list."""
+    """Convert rewards to (count,): a list, or a number if `count` is 1."""
     if type(value) in (int, float) and count == 1 and abs(value) < _LARGEST:  # as most are: without NumPy's checks
         return np.array([value], np.float32)
     try:
         return _array(value if isinstance(value, list) else [value], Box(shape=()), count)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"the reward: {str(error)[:200]}") from None
-
-
-def _leaf(value: Any, path: list[str], label: str) -> Any:
-    for part in path:
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            raise ValueError(f"{label} is missing")
-    return value
-
-
-def _listed(value: Any, count: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) != count:
-        raise ValueError(f"it is not a list of {count}")
-    return value
 
 
 def _array(value: Any, space: Space, count: int | None) -> np.ndarray:

@@ -23,7 +23,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.rollout.environment import FEW, STEPS, with_actors
 from pipelines.rollout.plan import CollectionPlan, describe_behaviour, name_in_lake, name_in_run
-from pipelines.runs.progress import recording
+from pipelines.runs.progress import record_progress
 from pipelines.stages.collectors import CollectorFailed, make_collectors
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
@@ -103,7 +103,7 @@ def run(
             )
 
         try:
-            listen = listener if directory is None else stack.enter_context(recording(directory.path, listener))
+            listen = listener if directory is None else stack.enter_context(record_progress(directory.path, listener))
             metrics = collector.collect(target, listen)
         except (ActorsFailed, CollectorFailed) as error:
             collector.finish()

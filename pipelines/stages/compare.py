@@ -12,7 +12,16 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Series, make_a_curve
 from pipelines.report.plots import learning_curve
-from pipelines.runs.comparison import Axis, GroupCurve, Improvement, RunGroup, Statistic, curves, grouped, improvements
+from pipelines.runs.comparison import (
+    Axis,
+    GroupCurve,
+    Improvement,
+    RunGroup,
+    Statistic,
+    curves,
+    group_runs,
+    improvements,
+)
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
@@ -43,7 +52,7 @@ def compare(
     """
     if to is not None and to.suffix not in (".png", ".svg", ".csv"):
         raise UsageError(f"cannot write '{to}': its name must end in .png, .svg or .csv")
-    groups = grouped([read_run(path) for path in find_runs(runs)], metric=metric, statistic=statistic, by=by)
+    groups = group_runs([read_run(path) for path in find_runs(runs)], metric=metric, statistic=statistic, by=by)
     better = improvements(groups)
     lines = curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
     if to is not None:

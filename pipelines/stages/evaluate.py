@@ -44,7 +44,7 @@ from pipelines.stages.evaluation_tables import tables
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result
 from pipelines.stages.tasks import Channel
-from pipelines.tracking.background import tracked
+from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
@@ -109,7 +109,7 @@ def run(
     directory, wanted = RunDirectory.open(run), settings.evaluate
     archive = _Archive(to=directory.evaluations, videos=videos or directory.videos, run=directory)
     trackers = () if in_chain else settings.track.to
-    with tracked(trackers, directory, settings.document(), listener, videos=archive.videos):
+    with track_run(trackers, directory, settings.document(), listener, videos=archive.videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
         tasks = _tasks(wanted, settings.env.name, directory, listener)
         plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks))

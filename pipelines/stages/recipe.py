@@ -15,7 +15,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.rollout.environment import env_model
-from pipelines.runs.recipe import followed
+from pipelines.runs.recipe import describe_recipe
 from pipelines.stages.choices import Budget
 from pipelines.stages.library import default_run
 from pipelines.stages.make_recipe import begin, make_budget
@@ -88,7 +88,7 @@ def run(
         directory = default_run(f"{name}-{profile}" if profile else name)
     from pipelines.stages import run as stage
 
-    described = followed(name, document, assignments, resolved, env_model=env_model)
+    described = describe_recipe(name, document, assignments, resolved, env_model=env_model)
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
 
 

@@ -13,7 +13,7 @@ from pipelines.report.run_report import make_page
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result
-from pipelines.view.replay import drawn
+from pipelines.view.replay import draw_trajectory
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
             )
         to = paths[0] / live.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
-    page = make_page([read_run(path) for path in paths], sample=episodes, draw=drawn, listener=listener)
+    page = make_page([read_run(path) for path in paths], sample=episodes, draw=draw_trajectory, listener=listener)
     written = page.write(to)
     return Result(
         command="report",

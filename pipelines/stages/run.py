@@ -40,7 +40,7 @@ from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
-from pipelines.runs.progress import recording
+from pipelines.runs.progress import record_progress
 from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
@@ -51,10 +51,10 @@ from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_ranks import TrainOrder
 from pipelines.stages.train import described
-from pipelines.tracking.background import tracked
+from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
-from pipelines.view.replay import drawn
+from pipelines.view.replay import draw_trajectory
 
 _SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt")
 _GAPS = ("adaptation_gap", "return_adaptation_gap")
@@ -87,7 +87,7 @@ def run(
     page = run / live.NAME
     if not settings.report or (result.status == "skipped" and page.exists()):
         return result
-    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, drawn)])
+    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, draw_trajectory)])
 
 
 def _run(
@@ -135,10 +135,10 @@ def _run(
         left = steps[ledger.passed :]
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=ledger.passed)
         with contextlib.ExitStack() as stack:
-            recorded = stack.enter_context(recording(run, listener)) if left else listener
+            recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
                 recorded = stack.enter_context(live.refreshing(run, recorded))
-            stack.enter_context(tracked(settings.track.to, directory, settings.document(), recorded))
+            stack.enter_context(track_run(settings.track.to, directory, settings.document(), recorded))
             runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
             for step in left:

@@ -14,7 +14,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.evaluations import DEFAULT_METRIC
-from pipelines.runs.summary import Row, shown, summaries
+from pipelines.runs.summary import Row, format_setting, summaries
 from pipelines.stages.compare import compare
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
@@ -145,4 +145,4 @@ def _comparison(planned: Sequence[PlannedRun], metric: str) -> list[Table]:
 
 
 def _plain(value: Any) -> str:
-    return re.sub(r"[^\w.+]+", "_", shown(value)).strip("_.") or "none"
+    return re.sub(r"[^\w.+]+", "_", format_setting(value)).strip("_.") or "none"

@@ -26,10 +26,10 @@ from pipelines.lake.store import Lake, difference
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
-from pipelines.runs.progress import recording
+from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
-from pipelines.tracking.background import tracked
+from pipelines.tracking.background import track_run
 from pipelines.training.data import wait_for
 from pipelines.training.trainer import Trainer
 
@@ -100,8 +100,8 @@ def run(
         with contextlib.ExitStack() as recorded:
             listen = listener
             if is_main():
-                listen = recorded.enter_context(recording(run, listener))
-                recorded.enter_context(tracked(settings.track.to, directory, settings.document(), listen))
+                listen = recorded.enter_context(record_progress(run, listener))
+                recorded.enter_context(track_run(settings.track.to, directory, settings.document(), listen))
                 if is_remote(opened[0].name) if train.publish == "auto" else train.publish:
                     recorded.enter_context(trainer.publishing(opened[0], listen))
             metrics = trainer.train(data, train.steps, listen)

@@ -1,8 +1,8 @@
-"""Sending a run to trackers, by threads that read what the run writes: `metrics.jsonl`, its pictures and its videos.
+"""Sending a run to trackers, by threads that read the run's files: `metrics.jsonl`, its pictures and its videos.
 
-The run itself does nothing for it, waits for nothing until its end, and cannot fail by it. What has been sent is
-recorded in `RUN/track.json`, so that a run that is resumed continues in the same place, and a tracker that is added
-later gets all of it.
+Training does no work for a tracker, waits for it only at the end of the run, and cannot fail because of it. The file
+`RUN/track.json` records what was sent, so that a resumed run continues in the same place, and a tracker that is added
+later gets everything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _VIDEO = re.compile(r"(\d{1,12})-\w+-(\d{1,6})\.(?:mp4|gif)")
 
 
 class _SentRecord(Form):
-    """What one tracker has: its id of the run; training lines up to an update; how many other lines; files."""
+    """Progress of one tracker: its id of the run, the update of the last training line, and the number of other lines
+    that it has; and the modification times of its files."""
 
     id: str = ""
     train: int = -1
@@ -52,7 +53,7 @@ class _RecordFile(Form):
 
 
 @contextlib.contextmanager
-def tracked(
+def track_run(
     trackers: Sequence[str],
     directory: RunDirectory,
     config: Mapping[str, Any],
@@ -60,13 +61,23 @@ def tracked(
     *,
     videos: Path | None = None,
 ) -> Iterator[None]:
-    """Send the run, with its `videos` (default: the run's own), to `trackers`, by name, until the block ends. Errors as
-    `factory`, before anything is sent.
+    """Send the run, with its `videos` (default: the run's own), to `trackers`, by name, until the block ends.
 
-    What goes wrong in a tracker is a warning. If another process is sending this run, that one sends all of it. Nothing
-    is sent to a tracker that only a file names (`pipelines.trust`): it would be somebody else's choice where to.
+    Errors are those of `factory`, before anything is sent; later errors of a tracker are warnings. If another process
+    is sending this run, that process sends all of it. Nothing is sent to a tracker that only a file names
+    (`pipelines.trust`), since the author of the file would choose the recipient.
     """
-    made = {name: factory(name) for name in dict.fromkeys(trackers) if _is_trusted(name, listener)}
+    made = {}
+    for name in dict.fromkeys(trackers):
+        try:
+            trust.require("tracker", name)
+        except InputMissing:
+            text = (
+                f"nothing is sent to '{name}', which the run's configuration names and you do not: give --track {name}"
+            )
+            listener(Notice(stage="track", text=text))
+        else:
+            made[name] = factory(name)
     with contextlib.ExitStack() as stack:
         if made:
             try:
@@ -91,16 +102,6 @@ def tracked(
                 sender.wait()
 
 
-def _is_trusted(name: str, listener: Listener) -> bool:
-    try:
-        trust.require("tracker", name)
-    except InputMissing:
-        text = f"nothing is sent to '{name}', which the run's configuration names and you do not: give --track {name}"
-        listener(Notice(stage="track", text=text))
-        return False
-    return True
-
-
 class _RecordStore:
     """The file in which all trackers of a run record what they have."""
 
@@ -110,7 +111,7 @@ class _RecordStore:
         self._trackers = _RecordFile.model_validate(found).trackers if found is not None else {}
 
     def load(self, name: str) -> _SentRecord:
-        """Return the record of one tracker; an id of a form that none of ours has is dropped."""
+        """Copy the record of one tracker. An id in a form that no tracker uses drops the record."""
         found = self._trackers.get(name, _SentRecord())
         return found.model_copy(deep=True) if not found.id or _ID.fullmatch(found.id) else _SentRecord()
 
@@ -145,12 +146,12 @@ class _Sender:
         self._thread.start()
 
     def stop(self, ending: Ending) -> None:
-        """Have it send the rest and end."""
+        """Ask the thread to send the rest and end."""
         self._ending = ending
         self._over.set()
 
     def wait(self) -> None:
-        """Wait for its end, within limits."""
+        """Wait for the thread to end, up to a limit."""
         self._thread.join(_CLOSING_SECONDS)
         if self._thread.is_alive():
             self._warn(f"has not taken everything after {_CLOSING_SECONDS:.0f} s; what is missing is sent next time")
@@ -206,7 +207,7 @@ class _Sender:
         return self._sent != before
 
     def _is_new(self, path: Path) -> bool:
-        """Return whether this file, as it is now, has not been sent, and note that it is."""
+        """Decide whether this version of a file is still to be sent, and note that it is being sent."""
         with contextlib.suppress(OSError):
             status = path.stat()
             if status.st_size <= _LARGEST_FILE and self._sent.files.get(path.name) != status.st_mtime_ns:
@@ -219,7 +220,7 @@ class _Sender:
 
 
 class MetricsTail:
-    """The lines of a metrics.jsonl, as they are appended; from the first on again where it was replaced."""
+    """Reader of the lines that are appended to a metrics.jsonl; it starts over if the file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -250,32 +251,29 @@ class MetricsTail:
 
 
 def figures(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl, each named `STAGE/NAME`, of evaluations `evaluate/SPLIT/NAME`:
-    scores on tasks for training and for testing are not one curve. Intervals become two numbers, and figures by attempt
-    one for each.
+    """Flatten the numbers of a line of metrics.jsonl, each named `STAGE/NAME`, of evaluations `evaluate/SPLIT/NAME`.
+
+    Scores on tasks for training and on tasks for testing are not one curve, hence the split. Intervals become two
+    numbers, and figures by attempt one for each attempt.
 
     >>> figures({"stage": "evaluate", "update": 5, "return_mean": 2, "return_ci95": [1, 3], "label": "x"})
     {'evaluate/return_mean': 2.0, 'evaluate/return_ci95_low': 1.0, 'evaluate/return_ci95_high': 3.0}
     """
-    found: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for name, value in entry.items():
-        if name in ("stage", "update", "time"):
-            continue
         if name == "per_attempt" and isinstance(value, list):
-            for attempt, figures_of_it in enumerate(value[:_MOST_ATTEMPTS], start=1):
-                found |= _numbers(figures_of_it, f"attempt_{attempt}/") if isinstance(figures_of_it, Mapping) else {}
-        else:
-            found |= _numbers({name: value}, "")
-    split = entry.get("split")
-    prefix = f"{entry['stage']}/{split}/" if split in ("train", "test") else f"{entry['stage']}/"
-    return {prefix + name: number for name, number in list(found.items())[:_MOST_FIGURES]}
-
-
-def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    found = {}
+            for attempt, parts in enumerate(value[:_MOST_ATTEMPTS], start=1):
+                if isinstance(parts, Mapping):
+                    values |= {f"attempt_{attempt}/{part}": number for part, number in parts.items()}
+        elif name not in ("stage", "update", "time"):
+            values[name] = value
+    found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, int | float):
-            found[f"{prefix}{name}"] = float(value)
+            found[name] = float(value)
         elif isinstance(value, list) and len(value) == 2 and all(isinstance(bound, int | float) for bound in value):
-            found |= {f"{prefix}{name}_low": float(value[0]), f"{prefix}{name}_high": float(value[1])}
-    return {name: number for name, number in found.items() if math.isfinite(number)}
+            found |= {f"{name}_low": float(value[0]), f"{name}_high": float(value[1])}
+    finite = [(name, number) for name, number in found.items() if math.isfinite(number)]
+    split = entry.get("split")
+    prefix = f"{entry['stage']}/{split}/" if split in ("train", "test") else f"{entry['stage']}/"
+    return {prefix + name: number for name, number in finite[:_MOST_FIGURES]}

@@ -13,7 +13,8 @@ from pipelines.registry import Registry
 
 Ending = Literal["finished", "failed", "interrupted"]
 
-_BUILT_IN = ("tensorboard", "wandb", "mlflow", "trackio")  # each is a module of this package, an extra and a package
+# Every tracker needs three things of its name: a module here, an optional-dependency group, and the client package.
+_BUILT_IN = ("tensorboard", "wandb", "mlflow", "trackio")
 _TRACKERS = Registry(
     "tracker",
     {
@@ -27,8 +28,9 @@ _TRACKERS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """A run as trackers know it. `identity` is its name with its unique id; `config` all its settings; `id` is what the
-    tracker called it when it was tracked before ("": it was not).
+    """A run as trackers see it. `identity` is its name with its unique id, and `config` has all its settings.
+
+    `id` is the tracker's own name for the run, if it was tracked before, and otherwise empty.
     """
 
     name: str
@@ -85,8 +87,9 @@ def parse(text: str) -> TrackerName:
 
 
 def factory(text: str) -> Callable[[str, TrackedRun], Tracker]:
-    """Return what makes the tracker that `text` names. UsageError if there is none, InputMissing without its package,
-    or where it is a module that is not trusted.
+    """Find the class or function that makes the tracker that `text` names.
+
+    UsageError for an unknown name; InputMissing without its package, or for a module that is not trusted.
     """
     member = parse(text).member
     if member in _BUILT_IN and importlib.util.find_spec(member) is None:

@@ -31,7 +31,12 @@ class TensorBoardTracker:
         self.id = self.place[-200:]
         self._writer = EventFileWriter(self.place)
         if not run.id:
-            self._write(_text("config", f"```\n{json.dumps(run.config, indent=2, default=str)}\n```"), 0, time.time())
+            text = f"```\n{json.dumps(run.config, indent=2, default=str)}\n```"
+            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+            tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+            metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+            value = Summary.Value(tag="config/text_summary", tensor=tensor, metadata=metadata)
+            self._write(Summary(value=[value]), 0, time.time())
 
     def log(self, figures: Mapping[str, float], *, step: int, seconds: float) -> None:
         values = [Summary.Value(tag=name, simple_value=number) for name, number in figures.items()]
@@ -55,10 +60,3 @@ class TensorBoardTracker:
 
     def _write(self, summary: Any, step: int, seconds: float) -> None:
         self._writer.add_event(Event(wall_time=seconds, step=step, summary=summary))
-
-
-def _text(name: str, text: str) -> Any:
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    return Summary(value=[Summary.Value(tag=f"{name}/text_summary", tensor=tensor, metadata=metadata)])

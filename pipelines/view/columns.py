@@ -1,11 +1,11 @@
-"""What a column of the steps is shown as."""
+"""How a page shows a column of the steps: as an image, a grid, a text, or numbers."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pipelines.lake.schema import Column, Schema
+from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import LENGTH, Discrete, Ragged
 from pipelines.report.frames import is_image
 
@@ -14,42 +14,31 @@ PICTURES = ("image", "grid")
 
 
 def describe(schema: Schema) -> list[dict[str, Any]]:
-    """Return `name`, `role`, `dtype`, `shape`, `kind`, `size` and `choices` of the columns that can be shown.
+    """Describe the columns that can be shown: `name`, `role`, `dtype`, `shape`, `kind`, `size`, `choices`, `wide`.
 
     Kinds: `image` and `grid` are drawn; `text`; `discrete`, one of `choices` values; `scalar`; `vector`. The length of
-    a text is shown by the text itself.
+    a text has no entry, since the text shows it.
     """
     texts = {name for name, space in schema.spaces.observation.items() if isinstance(space, Ragged) and space.text}
     lengths = {f"{name}.{LENGTH}" for name in texts}
-    return [_described(column, schema, texts) for column in schema.columns if column.name not in lengths]
-
-
-def _described(column: Column, schema: Schema, texts: set[str]) -> dict[str, Any]:
-    space = schema.spaces.action if column.role == "action" else schema.spaces.observation.get(column.name)
-    choices = space.n if isinstance(space, Discrete) else None
-    return {
-        "name": column.name,
-        "role": column.role,
-        "dtype": column.dtype,
-        "shape": list(column.shape),
-        "size": math.prod(column.shape),
-        "kind": "text" if column.name in texts else _kind(column, choices),
-        "choices": choices,
-        "wide": column.is_blob,
-    }
-
-
-def _kind(column: Column, choices: int | None) -> str:
-    shape = column.shape
-    if is_image(column.dtype, shape):
-        return "image"
-    if (
-        len(shape) in (2, 3)
-        and min(shape[:2]) >= _LEAST_SIDE
-        and shape[0] * shape[1] <= _MOST_CELLS
-        and not column.ragged
-    ):
-        return "grid"
-    if choices is not None:
-        return "discrete"
-    return "scalar" if math.prod(shape) == 1 else "vector"
+    found = []
+    for column in schema.columns:
+        if column.name in lengths:
+            continue
+        space = schema.spaces.action if column.role == "action" else schema.spaces.observation.get(column.name)
+        choices = space.n if isinstance(space, Discrete) else None
+        shape, size = column.shape, math.prod(column.shape)
+        is_plane = len(shape) in (2, 3) and min(shape[:2]) >= _LEAST_SIDE and shape[0] * shape[1] <= _MOST_CELLS
+        if column.name in texts:
+            kind = "text"
+        elif is_image(column.dtype, shape):
+            kind = "image"
+        elif is_plane and not column.ragged:
+            kind = "grid"
+        elif choices is not None:
+            kind = "discrete"
+        else:
+            kind = "scalar" if size == 1 else "vector"
+        about = {"name": column.name, "role": column.role, "dtype": column.dtype, "shape": list(shape), "size": size}
+        found.append({**about, "kind": kind, "choices": choices, "wide": column.is_blob})
+    return found

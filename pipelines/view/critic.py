@@ -1,4 +1,4 @@
-"""What a trained agent computes for the steps of a window: q, v, advantage, weight, entropy and more."""
+"""Figures of a trained agent for the steps of a window: q, v, advantage, weight, entropy and more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = ("q", "v", "advantage", "weight", "entropy", "disagreement", "action_gap
 
 
 class Evaluator(Protocol):
-    """What `pipelines.evaluation.values.Values` offers."""
+    """Interface of `pipelines.evaluation.values.Values`, which imports torch."""
 
     run: Path
     update: int
@@ -34,7 +34,7 @@ class Evaluator(Protocol):
 
 
 class CriticLanes:
-    """Figures of a run's agent for windows of at most `MOST_STEPS` steps; the last ones are kept."""
+    """Figures of a run's agent for windows of at most `MOST_STEPS` steps, with a cache of recent windows."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
@@ -48,7 +48,7 @@ class CriticLanes:
         return {"run": str(agent.run), "update": agent.update, "discount": float(agent.discounts[-1])}
 
     def lanes(self, reader: StepReader, found: StoredTrajectory, start: int, stop: int) -> dict[str, Any]:
-        """Return the figures `SHOWN` of each step of a window, for the acting discount.
+        """Compute the figures `SHOWN` of each step of a window, for the acting discount.
 
         UsageError for a window of more steps, or of more bytes, than are evaluated at once.
         """
@@ -59,12 +59,12 @@ class CriticLanes:
         key = (found.uid, start, stop)
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._evaluated(reader, found, start, stop)
+                self._known[key] = self._evaluate(reader, found, start, stop)
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)
             return self._known[key]
 
-    def _evaluated(self, reader: StepReader, found: StoredTrajectory, start: int, stop: int) -> dict[str, Any]:
+    def _evaluate(self, reader: StepReader, found: StoredTrajectory, start: int, stop: int) -> dict[str, Any]:
         if stop <= start:
             return {"start": start, "t": [], "lanes": {name: [] for name in SHOWN}}
         begin = max(0, start - self._evaluator.window)  # the context that the first step has in training

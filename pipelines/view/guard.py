@@ -1,4 +1,4 @@
-"""Who may ask the local server for what: checks before a request, headers of every response.
+"""Access to the local server: checks before a request, and headers of every response.
 
 The server shows experience, and evaluates SQL, to its user only. Other users of the machine lack the token. Pages of
 other sites in the user's browser lack it too, cannot read a response (no CORS), cannot become our host by DNS (the Host
@@ -38,7 +38,7 @@ _NO_TOKEN = "Open the address that `amago view` printed: it has the token of thi
 
 
 class GuardedApp:
-    """An application that answers only requests with the token, for this host, that do not write.
+    """Wrapper of an application, which passes on only requests that have the token, name this host, and do not write.
 
     `posts`: the paths that may be sent a query. `port` distinguishes the cookies of several servers on one host.
     """
@@ -69,31 +69,24 @@ class GuardedApp:
             await refusal(scope, receive, closing(with_headers))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the response to a request that is refused, or redirected; None for one that may pass."""
+        """Answer a request that is refused or redirected; None for a request that may pass."""
         headers, path = Headers(scope=scope), scope["path"]
         if not is_asked(headers):
             return PlainTextResponse("This server answers for 127.0.0.1 and localhost only.\n", 421)
         if scope["method"] not in _READS and not (scope["method"] == "POST" and path in self._posts):
             return PlainTextResponse("This server only reads.\n", 405, {"allow": ", ".join(_READS)})
-        if _is_of_another_site(headers, path):
+        # A browser says which site sent a request. A link elsewhere may lead to the page itself.
+        origin = headers.get("origin")
+        is_foreign = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        is_own = path == "/" or headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+        if is_foreign or not is_own:
             return PlainTextResponse("Requests from other sites are refused.\n", 403)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if path == "/" and self._is_token(given):
+        if path == "/" and is_token(given, self._token):
             response = RedirectResponse("/", 303)  # the address no longer has the token; what is after # remains
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return response
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-        if self._is_token(cookie) or self._is_token(bearer(headers.get("authorization", ""))):
+        if is_token(cookie, self._token) or is_token(bearer(headers.get("authorization", "")), self._token):
             return None
         return PlainTextResponse(_NO_TOKEN, 403)
-
-    def _is_token(self, given: str) -> bool:
-        return is_token(given, self._token)
-
-
-def _is_of_another_site(headers: Headers, path: str) -> bool:
-    """Return whether a browser says that another origin sent this. A link elsewhere may lead to the page itself."""
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
-        return True
-    return path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")

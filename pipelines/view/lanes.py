@@ -38,7 +38,7 @@ class StepWindow:
 
     @classmethod
     def of(cls, length: int, start: int, stop: int, points: int) -> StepWindow:
-        """Return the window within the T + 1 steps of a trajectory that is nearest to what is wanted."""
+        """Clip the wanted window to the T + 1 steps of a trajectory."""
         start = min(max(start, 0), length)
         stop = min(max(stop, start + 1), length + 1)
         return cls(start, stop, length, max(1, min(points, MOST_POINTS, stop - start)))
@@ -54,9 +54,19 @@ class StepWindow:
 
 
 def lanes(reader: StepReader, found: StoredTrajectory, window: StepWindow, names: Sequence[str]) -> dict[str, Any]:
-    """Return the window, its steps `t`, the marks of its flags, and a lane for each of the columns `names`."""
+    """Read the window, its steps `t`, the marks of its flags, and a lane for each of the columns `names`."""
     known = {column["name"]: column for column in describe(found.schema)}
     wanted = [known[name] for name in dict.fromkeys(names) if name in known][:_MOST_LANES]
+    made = []
+    for column in wanted:
+        if column["kind"] == "text":
+            made.append({**column, "texts": _texts(reader, found, window, column["name"])})
+        elif column["kind"] not in PICTURES:
+            dims = min(column["size"], max(1, _MOST_NUMBERS // window.points))
+            shift = 0 if column["role"] == "observation" else 1
+            points, sampled = _points(reader, found, window, column["name"], dims, shift)
+            lane = {name: numbers(each) for name, each in points.items()}
+            made.append({**column, "dims": dims, "sampled": sampled, **lane})
     return {
         "start": window.start,
         "stop": window.stop,
@@ -64,18 +74,8 @@ def lanes(reader: StepReader, found: StoredTrajectory, window: StepWindow, names
         "exact": window.is_exact,
         "t": window.edges[:-1].tolist(),
         "marks": _marks(reader, found, window),
-        "lanes": [_lane(reader, found, window, column) for column in wanted if column["kind"] not in PICTURES],
+        "lanes": made,
     }
-
-
-def _lane(reader: StepReader, found: StoredTrajectory, window: StepWindow, column: dict[str, Any]) -> dict[str, Any]:
-    if column["kind"] == "text":
-        return {**column, "texts": _texts(reader, found, window, column["name"])}
-    dims = min(column["size"], max(1, _MOST_NUMBERS // window.points))
-    shift = 0 if column["role"] == "observation" else 1
-    step_bytes = next(c.step_bytes for c in found.schema.columns if c.name == column["name"])
-    points, sampled = _points(reader, found, window, column["name"], dims, shift, step_bytes)
-    return {**column, "dims": dims, "sampled": sampled, **{name: numbers(each) for name, each in points.items()}}
 
 
 def _points(
@@ -85,16 +85,15 @@ def _points(
     name: str,
     dims: int,
     shift: int,
-    step_bytes: int,
 ) -> tuple[dict[str, np.ndarray], bool]:
-    """Return `mean`, and of a window that is not exact `low` and `high`, each (dims, points); NaN after the end.
+    """Read `mean`, and for a window that is not exact also `low` and `high`, each (dims, points); NaN after the end.
 
-    `shift`: rows between a step and the row that holds its value.
+    `shift`: rows between a step and the row that holds its value. Also return whether steps were sampled.
     """
     edges = window.edges
     end = window.length + 1 - shift  # steps that have a value
     firsts, lasts = np.minimum(edges[:-1], end), np.minimum(edges[1:], end)
-    allowed = _MOST_BYTES // max(step_bytes, 1)
+    allowed = _MOST_BYTES // max(found.schema.column(name).step_bytes, 1)
     sampled = int(lasts[-1] - firsts[0]) > allowed
     shape = (dims, window.points)
     mean, low, high = (np.full(shape, np.nan) for _ in range(3))
@@ -123,7 +122,7 @@ def _points(
 
 
 def _marks(reader: StepReader, found: StoredTrajectory, window: StepWindow) -> dict[str, list[int]]:
-    """Return the steps at which flags are set. A soft reset is marked at the step that begins the next attempt."""
+    """List the steps at which flags are set. A soft reset is marked at the step that begins the next attempt."""
     last = min(window.stop, window.length)
     marks: dict[str, list[int]] = {}
     for name in ("reset", "terminated", "truncated"):
@@ -136,7 +135,7 @@ def _marks(reader: StepReader, found: StoredTrajectory, window: StepWindow) -> d
 
 
 def _texts(reader: StepReader, found: StoredTrajectory, window: StepWindow, name: str) -> list[list[Any]]:
-    """Return [step, text] where the text changes, looking at one step of each point."""
+    """List [step, text] where the text changes, looking at one step of each point."""
     column = found.schema.column(name)
     every = window.edges[:-1]
     most = max(1, _MOST_BYTES // max(column.step_bytes, 1))
@@ -152,7 +151,9 @@ def _texts(reader: StepReader, found: StoredTrajectory, window: StepWindow, name
         points = reader.rows(found.uid, name, first, stop)
         lengths = reader.rows(found.uid, f"{name}.{LENGTH}", first, stop)
         for place, length in enumerate(lengths.tolist()):
-            text = _decoded(points[place, : max(0, min(length, _LETTERS))])
+            codes = points[place, : max(0, min(length, _LETTERS))].tolist()
+            # Surrogates and numbers beyond Unicode, which a damaged or foreign lake may have, are not characters.
+            text = "".join(chr(c) if 0 <= c < 0xD800 or 0xDFFF < c < 0x110000 else "\ufffd" for c in codes)
             if text != last:
                 shown.append([first + place, text])
                 last = text
@@ -161,21 +162,15 @@ def _texts(reader: StepReader, found: StoredTrajectory, window: StepWindow, name
     return shown
 
 
-def _decoded(points: np.ndarray) -> str:
-    return "".join(
-        chr(point) if 0 <= point < 0xD800 or 0xDFFF < point < 0x110000 else "\ufffd" for point in points.tolist()
-    )
-
-
 def numbers(values: np.ndarray) -> list[Any]:
-    """Return nested lists, rounded to seven digits, with None for what JSON does not have."""
+    """Convert to nested lists, rounded to seven digits, with None for what JSON does not have."""
+
+    def shorten(value: float) -> float | int | None:
+        if not math.isfinite(value):
+            return None
+        return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.7g}")
+
     flat = np.asarray(values, dtype=np.float64)
     rows = [flat] if flat.ndim == 1 else list(flat)
-    shown = [[_rounded(value) for value in row.tolist()] for row in rows]
+    shown = [list(map(shorten, row.tolist())) for row in rows]
     return shown[0] if flat.ndim == 1 else shown
-
-
-def _rounded(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.7g}")

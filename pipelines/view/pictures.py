@@ -35,34 +35,34 @@ class Pictures:
     draw: Callable[[int], np.ndarray]
 
     def frame(self, step: int, side: int = _MOST_SIDE) -> bytes:
-        """Return the picture at a step as PNG, reduced to at most `side` pixels a side."""
-        return encode_png(_reduced(self.draw(min(max(step, 0), self.length)), side))
+        """Draw a step as PNG, reduced to at most `side` pixels a side."""
+        return encode_png(_reduce(self.draw(min(max(step, 0), self.length)), side))
 
     def strip(self, start: int, stop: int, count: int, side: int) -> bytes:
-        """Return up to `count` evenly spaced pictures of the steps [start, stop) side by side."""
+        """Draw up to `count` evenly spaced steps of [start, stop) side by side, as PNG."""
         start = min(max(start, 0), self.length)
         stop = min(max(stop, start + 1), self.length + 1)
         count = max(1, min(count, _MOST_FRAMES, stop - start, _MOST_BYTES // max(self.frame_bytes, 1)))
         steps = np.linspace(start, stop - 1, count).round().astype(int).tolist()
         return encode_png(
-            make_sheet(np.stack([_reduced(self.draw(step), side) for step in steps]), most=count, across=count)
+            make_sheet(np.stack([_reduce(self.draw(step), side) for step in steps]), most=count, across=count)
         )
 
 
-def recorded(reader: StepReader, found: StoredTrajectory, name: str) -> Pictures:
-    """Return the pictures of an observation. InputMissing if it has none."""
+def find_pictures(reader: StepReader, found: StoredTrajectory, name: str) -> Pictures:
+    """Find the pictures of an observation. InputMissing if it has none."""
     kind = next((column["kind"] for column in describe(found.schema) if column["name"] == name), None)
     if kind not in PICTURES:
         raise InputMissing(f"no pictures in column '{name}'")
 
     def draw(step: int) -> np.ndarray:
         values = reader.rows(found.uid, name, step, step + 1)
-        return as_frames(values)[0] if kind == "image" else _cells(values[0])
+        return as_frames(values)[0] if kind == "image" else _draw_cells(values[0])
 
     return Pictures(found.length, found.schema.column(name).step_bytes, draw)
 
 
-def _reduced(pixels: np.ndarray, side: int) -> np.ndarray:
+def _reduce(pixels: np.ndarray, side: int) -> np.ndarray:
     if not 1 <= side <= _MOST_SIDE:
         raise UsageError(f"a picture has from 1 to {_MOST_SIDE} pixels a side")
     height, width, channels = pixels.shape
@@ -74,8 +74,8 @@ def _reduced(pixels: np.ndarray, side: int) -> np.ndarray:
     return blocks.mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
 
 
-def _cells(values: np.ndarray) -> np.ndarray:
-    """Return (H, W, 3): whole numbers in colours, others from dark to light. Of several channels the first."""
+def _draw_cells(values: np.ndarray) -> np.ndarray:
+    """Draw an array as (H, W, 3): whole numbers in colours, others from dark to light. Of channels, the first."""
     plane = values[..., 0] if values.ndim == 3 else values
     numbers = np.nan_to_num(plane.astype(np.float64))
     if plane.dtype.kind in "biu":

@@ -76,15 +76,15 @@ class Replays:
         self._lock = threading.Lock()
 
     def find(self, found: StoredTrajectory) -> Replay | None:
-        """Return the replay of a trajectory; None if it cannot be drawn."""
+        """Find or make the replay of a trajectory; None if it cannot be drawn."""
         with self._lock:
             if found.uid not in self._known:
-                self._known[found.uid] = self._made(found)
+                self._known[found.uid] = self._make(found)
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)
             return self._known[found.uid]
 
-    def _made(self, found: StoredTrajectory) -> Replay | None:
+    def _make(self, found: StoredTrajectory) -> Replay | None:
         rows = found.length + 1
         if found.length > MOST_STEPS or rows * found.schema.step_bytes > _MOST_BYTES:
             return None
@@ -96,9 +96,14 @@ class Replays:
             names += [REWARD, TERMINATED]
         recorded = {name: self._steps.rows(found.uid, name, 0, rows) for name in names}
         replay = Replay(env, self._steps.rows(found.uid, "action", 1, rows))
+
+        def is_recorded(row: Mapping[str, np.ndarray], step: int) -> bool:
+            names = [name for name in recorded if step or name not in (REWARD, TERMINATED)]  # nothing led to row 0
+            return all(n in row and np.array_equal(row[n][0], recorded[n][step], equal_nan=True) for n in names)
+
         try:
             env.play_only([found.facts["task"]])
-            same = all(_same(replay.play(step), recorded, step) for step in range(rows))
+            same = all(is_recorded(replay.play(step), step) for step in range(rows))
             return replay if same and env.render("rgb_array", 0) is not None else None
         except (AmagoError, ValueError, IndexError, OverflowError):  # no such task, or actions that it does not have
             return None
@@ -122,14 +127,8 @@ class Replays:
         return env if (env.spec.horizon or 0) <= _MOST_HORIZON else None
 
 
-def _same(row: Mapping[str, np.ndarray], recorded: Mapping[str, np.ndarray], step: int) -> bool:
-    """Return whether the row of `step` is the recorded one; no reward and flags led to the first."""
-    names = [name for name in recorded if step or name not in (REWARD, TERMINATED)]
-    return all(name in row and np.array_equal(row[name][0], recorded[name][step], equal_nan=True) for name in names)
-
-
-def drawn(lake: Lake, uid: str, most: int) -> np.ndarray | None:
-    """Return up to `most` evenly spaced frames (n, H, W, 3) of a trajectory; None where it cannot be drawn exactly."""
+def draw_trajectory(lake: Lake, uid: str, most: int) -> np.ndarray | None:
+    """Draw up to `most` evenly spaced frames (n, H, W, 3) of a trajectory; None if it cannot be drawn exactly."""
     steps = StepReader(lake)
     found = steps.find(uid)
     replay = Replays(lake, steps).find(found)

@@ -42,7 +42,7 @@ _STATUS: tuple[tuple[type[AmagoError], int], ...] = ((UsageError, 400), (InputMi
 
 
 def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
-    """Return the ASGI application that shows a lake to those who have the token."""
+    """Build the ASGI application that shows a lake to clients with the token."""
     queries = _QueryLine()
 
     @contextlib.asynccontextmanager
@@ -54,31 +54,59 @@ def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
         with contextlib.suppress(_GivenUp):
             await warming
 
+    async def file(request: Request) -> Response:
+        name = request.url.path.removeprefix("/") or "index.html"
+        return Response(_read_file(name), headers={"content-type": _KINDS[name.rpartition(".")[2]]})
+
+    async def vega(request: Request) -> Response:
+        script = await asyncio.to_thread(charting_script)
+        headers = {"content-type": _KINDS["js"], "cache-control": "private, max-age=86400"}
+        return Response(script, headers=headers)
+
+    async def answer(ask: Callable[[LakeViewer, str, _Query], Any], request: Request) -> Response:
+        uid = request.path_params.get("uid", "")
+        return await _reply(asyncio.to_thread(lambda: ask(viewer, uid, _Query(request))))
+
+    async def draw(ask: Callable[[LakeViewer, str, _Query], bytes], request: Request) -> Response:
+        def respond() -> Response:
+            return Response(ask(viewer, request.path_params["uid"], _Query(request)), media_type="image/png")
+
+        return await _reply(asyncio.to_thread(respond))
+
+    async def find(ask: Callable[[LakeViewer, _Query, Listener], Any], request: Request) -> Response:
+        return await _reply(queries.run(request, lambda listener: ask(viewer, _Query(request), listener)))
+
+    async def sql(request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return JSONResponse({"error": "a query is sent as JSON"}, 415)
+        try:
+            body = await limited_body(request, _MOST_BODY)
+        except TooLarge:
+            return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
+        if body is None:
+            return Response(status_code=400)
+        try:
+            text = json.loads(body)["sql"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = None
+        if not isinstance(text, str):
+            return JSONResponse({"error": 'a query is {"sql": "select ..."}'}, 400)
+        return await _reply(queries.run(request, lambda listener: viewer.query(text, listener=listener)))
+
     routes = [
-        Route("/", partial(_static, "index.html")),
-        *(Route(f"/{name}", partial(_static, name)) for name in _FILES[1:]),
-        Route("/vega.js", _vega),
-        *(Route(path, partial(_answer, viewer, ask)) for path, ask in _ASKED.items()),
-        *(Route(path, partial(_find, viewer, queries, ask)) for path, ask in _QUERIES.items()),
-        *(Route(path, partial(_picture, viewer, ask)) for path, ask in _PICTURES.items()),
-        Route(_SQL, partial(_sql, viewer, queries), methods=["POST"]),
+        *(Route(path, file) for path in ("/", *(f"/{name}" for name in _FILES[1:]))),
+        Route("/vega.js", vega),
+        *(Route(path, partial(answer, ask)) for path, ask in _ASKED.items()),
+        *(Route(path, partial(find, ask)) for path, ask in _QUERIES.items()),
+        *(Route(path, partial(draw, ask)) for path, ask in _PICTURES.items()),
+        Route(_SQL, sql, methods=["POST"]),
     ]
     return GuardedApp(Starlette(routes=routes, lifespan=lifespan), token=token, port=port, posts=frozenset({_SQL}))
 
 
 @cache
-def _file(name: str) -> bytes:
+def _read_file(name: str) -> bytes:
     return resources.files("pipelines.view").joinpath("static", name).read_bytes()
-
-
-async def _static(name: str, request: Request) -> Response:
-    return Response(_file(name), headers={"content-type": _KINDS[name.rpartition(".")[2]]})
-
-
-async def _vega(request: Request) -> Response:
-    script = await asyncio.to_thread(charting_script)
-    headers = {"content-type": _KINDS["js"], "cache-control": "private, max-age=86400"}
-    return Response(script, headers=headers)
 
 
 class _Query:
@@ -104,15 +132,15 @@ class _Query:
 
 
 class _GivenUp(Exception):
-    """Nobody waits for the answer to a query any more."""
+    """The client that waited for the answer to a query is gone."""
 
 
 class _LineFull(Exception):
-    """As many queries wait as may."""
+    """No more queries may wait."""
 
 
 def _listen_until(stop: threading.Event) -> Listener:
-    """Return a listener that ends the work that it hears of, once `stop` is set."""
+    """Make a listener that ends the work that reports to it, once `stop` is set."""
 
     def listen(event: Event) -> None:
         if stop.is_set():
@@ -122,7 +150,7 @@ def _listen_until(stop: threading.Event) -> Listener:
 
 
 class _QueryLine:
-    """The line of users' queries: one runs at a time, since each may take all of the memory that one may have."""
+    """Waiting line of users' queries. One runs at a time, since each may take all of the memory of a query."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -136,11 +164,15 @@ class _QueryLine:
         self._count += 1
         stop = threading.Event()
 
+        async def wait_for_disconnect() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
         async def wait_and_ask() -> Any:
             async with self._turn:
                 return await asyncio.to_thread(ask, _listen_until(stop))
 
-        asking, leaving = asyncio.ensure_future(wait_and_ask()), asyncio.ensure_future(_wait_for_disconnect(request))
+        asking, leaving = asyncio.ensure_future(wait_and_ask()), asyncio.ensure_future(wait_for_disconnect())
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -151,11 +183,6 @@ class _QueryLine:
             stop.set()
             asking.cancel()
             leaving.cancel()
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _page(viewer: LakeViewer, given: _Query, listener: Listener) -> Any:
@@ -171,22 +198,18 @@ def _page(viewer: LakeViewer, given: _Query, listener: Listener) -> Any:
     )
 
 
-def _curve(viewer: LakeViewer, given: _Query, listener: Listener) -> Any:
-    across, bins = given.text("across") or "t_commit", given.number("bins", 60)
-    return viewer.curve(given.text("where"), across, bins, listener=listener)
-
-
-def _steps(viewer: LakeViewer, uid: str, given: _Query) -> Any:
-    start, stop = given.number("start", 0), given.number("stop", 2**53)
-    return viewer.steps(uid, start, stop, given.number("points", 1000), given.texts("column"))
-
-
 _ASKED: Mapping[str, Callable[[LakeViewer, str, _Query], Any]] = {
     "/api/lake": lambda viewer, uid, given: viewer.about(),
     "/api/state": lambda viewer, uid, given: viewer.state(),
     "/api/trajectory/{uid}": lambda viewer, uid, given: viewer.trajectory(uid),
     "/api/origin/{uid}": lambda viewer, uid, given: viewer.origin(uid),
-    "/api/steps/{uid}": _steps,
+    "/api/steps/{uid}": lambda viewer, uid, given: viewer.steps(
+        uid,
+        given.number("start", 0),
+        given.number("stop", 2**53),
+        given.number("points", 1000),
+        given.texts("column"),
+    ),
     "/api/values/{uid}": lambda viewer, uid, given: viewer.values(
         uid, given.number("start", 0), given.number("stop", 2**53)
     ),
@@ -194,7 +217,9 @@ _ASKED: Mapping[str, Callable[[LakeViewer, str, _Query], Any]] = {
 _QUERIES: Mapping[str, Callable[[LakeViewer, _Query, Listener], Any]] = {
     "/api/trajectories": _page,
     "/api/count": lambda viewer, given, listener: viewer.count(given.text("where"), listener=listener),
-    "/api/curve": _curve,
+    "/api/curve": lambda viewer, given, listener: viewer.curve(
+        given.text("where"), given.text("across") or "t_commit", given.number("bins", 60), listener=listener
+    ),
 }
 _PICTURES: Mapping[str, Callable[[LakeViewer, str, _Query], bytes]] = {
     "/api/frame/{uid}": lambda viewer, uid, given: viewer.frame(
@@ -209,44 +234,6 @@ _PICTURES: Mapping[str, Callable[[LakeViewer, str, _Query], bytes]] = {
         given.number("side", 96),
     ),
 }
-
-
-async def _answer(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], Any], request: Request) -> Response:
-    return await _reply(asyncio.to_thread(lambda: ask(viewer, request.path_params.get("uid", ""), _Query(request))))
-
-
-async def _find(
-    viewer: LakeViewer,
-    queries: _QueryLine,
-    ask: Callable[[LakeViewer, _Query, Listener], Any],
-    request: Request,
-) -> Response:
-    return await _reply(queries.run(request, lambda listener: ask(viewer, _Query(request), listener)))
-
-
-async def _picture(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], bytes], request: Request) -> Response:
-    def draw() -> Response:
-        return Response(ask(viewer, request.path_params["uid"], _Query(request)), media_type="image/png")
-
-    return await _reply(asyncio.to_thread(draw))
-
-
-async def _sql(viewer: LakeViewer, queries: _QueryLine, request: Request) -> Response:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return JSONResponse({"error": "a query is sent as JSON"}, 415)
-    try:
-        body = await limited_body(request, _MOST_BODY)
-    except TooLarge:
-        return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
-    if body is None:
-        return Response(status_code=400)
-    try:
-        text = json.loads(body)["sql"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = None
-    if not isinstance(text, str):
-        return JSONResponse({"error": 'a query is {"sql": "select ..."}'}, 400)
-    return await _reply(queries.run(request, lambda listener: viewer.query(text, listener=listener)))
 
 
 async def _reply(answer: Awaitable[Any]) -> Response:

@@ -47,9 +47,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StoredTrajectory:
-    """A trajectory's row of the table `trajectories`, its schema, and where its columns are: those in `stored` in the
-    file of `segment` from `row0` on, the others (of an overlay) in that of its base. Of an episode in pieces, the row
-    is that of the whole, and `pieces` has the row of each; row 0 of one is the last row of the one before.
+    """A trajectory's row of the table `trajectories`, its schema, and the places of its columns.
+
+    Columns in `stored` are in the file of `segment` from `row0` on; the other columns of an overlay are in the file of
+    its base. For an episode in pieces, `facts` describe the whole, and `pieces` has the row of each piece; row 0 of a
+    piece is the last row of the piece before.
     """
 
     facts: dict[str, Any]
@@ -71,7 +73,7 @@ class StoredTrajectory:
         return int(self.facts["length"])
 
     def start_of(self, uid: str) -> int:
-        """Return the row at which a piece begins."""
+        """Count the rows before a piece."""
         return sum(piece["length"] for piece in self.pieces[: self.uids.index(uid)])
 
     @property
@@ -120,11 +122,11 @@ class StepReader:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def rows(self, uid: str, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows [start, stop) of a column (rows, *shape)."""
-        return self._again(uid, lambda found: self._read(found, name, start, stop))
+        """Read rows [start, stop) of a column (rows, *shape)."""
+        return self._retry(uid, lambda found: self._read(found, name, start, stop))
 
-    def _again(self, uid: str, read: Callable[[StoredTrajectory], _T]) -> _T:
-        """Return `read` of a trajectory, a second time if its file was rewritten meanwhile."""
+    def _retry(self, uid: str, read: Callable[[StoredTrajectory], _T]) -> _T:
+        """Read from a trajectory, a second time if its file was rewritten meanwhile."""
         try:
             return read(self.find(uid))
         except FileNotFoundError:
@@ -158,7 +160,7 @@ class StepReader:
 
 
 def _join(uid: str, pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of an episode, of which `uid` is a piece."""
+    """Combine the rows of pieces into the row of their episode, under the `uid` of one of them."""
     first, last = pieces[0], pieces[-1]
     facts = {**first, "uid": uid, **{name: last[name] for name in _OF_LAST}}
     facts |= {name: sum(piece[name] for piece in pieces) for name in _SUMMED}
@@ -168,7 +170,7 @@ def _join(uid: str, pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _select_around(pieces: list[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
-    """Return the consecutive pieces of which number `chunk` is one."""
+    """Select the consecutive pieces around number `chunk`; a gap ends them."""
     numbers = {piece["chunk"]: piece for piece in pieces}
     first = last = chunk
     while first - 1 in numbers:

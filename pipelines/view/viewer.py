@@ -1,4 +1,4 @@
-"""What the pages of `amago view` show of a lake, as JSON objects of bounded size."""
+"""Contents of the pages of `amago view`, as JSON objects of bounded size."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ class LakeViewer:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what changes while a collector writes: numbers of trajectories and steps, the time of the newest, and
-        the first warnings, e.g. of segments that cannot be read. While a query of the user runs, as of its start.
+        """Query what changes while a collector writes: trajectories, steps, the time of the newest, and first warnings.
+
+        Warnings are, for example, about segments that cannot be read. While a query of the user runs, the state is that
+        at its start.
         """
         warnings: list[str] = []
 
@@ -109,7 +111,7 @@ class LakeViewer:
         rows: int = 100,
         listener: Listener = silent,
     ) -> dict[str, Any]:
-        """Return one page of the table; see `pages.fetch_page`."""
+        """Fetch one page of the table; see `pages.fetch_page`."""
         found = pages.fetch_page(
             self.lake,
             where=where,
@@ -128,12 +130,12 @@ class LakeViewer:
         return plain(pages.fetch_count(self.lake, where, limits=self.limits, listener=listener))
 
     def curve(self, where: str, across: str, bins: int, *, listener: Listener = silent) -> dict[str, Any]:
-        """Return the curve of returns of the trajectories that match."""
+        """Compute the curve of returns of the trajectories that match."""
         found = pages.fetch_curve(self.lake, where, across=across, bins=bins, limits=self.limits, listener=listener)
         return {"bins": plain(found)}
 
     def query(self, text: str, *, listener: Listener = silent) -> dict[str, Any]:
-        """Return the first rows of one SELECT of the user."""
+        """Fetch the first rows of one SELECT of the user, as far as they fit a page."""
         columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1, listener=listener)
         shown, letters = [], 0
         for row in rows[:_MOST_ROWS]:
@@ -144,7 +146,7 @@ class LakeViewer:
         return {"columns": columns, "rows": shown, "more": len(rows) > len(shown)}
 
     def trajectory(self, uid: str) -> dict[str, Any]:
-        """Return a trajectory's row, its columns, those that an overlay changes, and what derives from it."""
+        """Describe a trajectory: its row and columns, those that an overlay changes, and its relabelled versions."""
         found = self._steps.find(uid)
         uids = ", ".join(f"'{uid}'" for uid in found.uids)
         names, rows = catalog.query(self.lake, _DERIVED.format(uids=uids, most=_MOST_DERIVED + 1))
@@ -166,22 +168,22 @@ class LakeViewer:
         )
 
     def steps(self, uid: str, start: int, stop: int, points: int, columns: Sequence[str]) -> dict[str, Any]:
-        """Return lanes of a window; see `lanes.lanes`."""
+        """Read lanes of a window; see `lanes.lanes`."""
         found = self._steps.find(uid)
         return lanes.lanes(self._steps, found, lanes.StepWindow.of(found.length, start, stop, points), columns)
 
     def values(self, uid: str, start: int, stop: int) -> dict[str, Any]:
-        """Return the agent's figures of a window. InputMissing without an agent."""
+        """Compute the agent's figures of a window. InputMissing without an agent."""
         if self._critic is None:
             raise InputMissing("no agent to compute values with", hint="start with: amago view LAKE --values RUN")
         return {**self._critic.lanes(self._steps, self._steps.find(uid), start, stop), **self._critic.about}
 
     def frame(self, uid: str, column: str, step: int, side: int) -> bytes:
-        """Return a PNG of an observation, or of the environment as it draws itself."""
+        """Draw an observation, or the environment as it draws itself, as PNG."""
         return self._pictures(uid, column).frame(step, side)
 
     def strip(self, uid: str, column: str, start: int, stop: int, count: int, side: int) -> bytes:
-        """Return a PNG of several pictures side by side."""
+        """Draw several steps side by side, as PNG."""
         return self._pictures(uid, column).strip(start, stop, count, side)
 
     def _pictures(self, uid: str, column: str) -> pictures.Pictures:
@@ -189,15 +191,31 @@ class LakeViewer:
         replay = self._replays.find(found) if column == replays.NAME else None
         if replay is not None:
             return pictures.Pictures(found.length, replay.picture(0).nbytes, replay.picture)
-        return pictures.recorded(self._steps, found, column)
+        return pictures.find_pictures(self._steps, found, column)
 
     def origin(self, uid: str) -> dict[str, Any]:
-        """Return who acted, and which runs trained on it; of an overlay, who acted in its base."""
+        """Describe who acted, in an overlay who acted in its base, and which runs trained on the trajectory."""
         facts = self._steps.find(uid).facts
         record = collectors.read(self.lake, facts["collector"]) if facts["collector"] else None
+        collector = None
+        if record is not None:  # a file of the lake, which may be damaged or hostile: texts and lists are cut
+            processes = record.get("processes") or [{}]
+            newest = processes[-1]
+            env = list((record.get("env") or {}).items())[:50]
+            collector = {
+                "name": str(record["collector"])[:400],
+                "run": str((record.get("run") or {}).get("path") or "")[:400],
+                "env": {str(key)[:100]: str(value)[:200] for key, value in env},
+                "seed": record.get("seed"),
+                "started": record.get("started"),
+                "host": str(newest.get("host") or "")[:200],
+                "pid": newest.get("pid"),
+                "command": " ".join(map(str, newest.get("argv") or []))[:1000],
+                "processes": len(processes),
+            }
         return plain(
             {
-                "collector": None if record is None else _collector(record),
+                "collector": collector,
                 "policy": self._policy(facts, record),
                 "trained": [
                     {**run, "checkpoints": run["checkpoints"][-_MOST_CHECKPOINTS:]}
@@ -207,7 +225,7 @@ class LakeViewer:
         )
 
     def _policy(self, facts: dict[str, Any], record: dict[str, Any] | None) -> dict[str, Any]:
-        """Return which policy acted, the run it is of, and whether its checkpoint is kept there."""
+        """Describe the policy that acted, its run, and whether its checkpoint is still kept there."""
         places = (record or {}).get("policies", {}).get(facts["policy_id"]) or {}
         run = next(
             (
@@ -225,22 +243,6 @@ class LakeViewer:
             "run": places.get("path") if own is None else str(own.path),
             "kept": None if own is None or version < 0 else version in numbers(own.checkpoints),
         }
-
-
-def _collector(record: dict[str, Any]) -> dict[str, Any]:
-    processes = record.get("processes") or [{}]
-    newest = processes[-1]
-    return {
-        "name": str(record["collector"])[:400],
-        "run": str((record.get("run") or {}).get("path") or "")[:400],
-        "env": {str(key)[:100]: str(value)[:200] for key, value in list((record.get("env") or {}).items())[:50]},
-        "seed": record.get("seed"),
-        "started": record.get("started"),
-        "host": str(newest.get("host") or "")[:200],
-        "pid": newest.get("pid"),
-        "command": " ".join(map(str, newest.get("argv") or []))[:1000],
-        "processes": len(processes),
-    }
 
 
 def plain(value: Any, depth: int = 0) -> Any:

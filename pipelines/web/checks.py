@@ -16,25 +16,23 @@ class TooLarge(Exception):
     """A body has more bytes than allowed."""
 
 
-def names_host(header: str, hosts: Collection[str] = LOCAL) -> bool:
-    """Return whether a Host header names one of `hosts`; any port, as one may be forwarded."""
-    name, _, port = header.partition(":")
-    return name.lower() in hosts and (not port or port.isdigit())
-
-
 def is_asked(headers: Headers, hosts: Collection[str] = LOCAL) -> bool:
-    """Return whether a request has one Host header, naming one of `hosts`: parsers differ in which of two counts."""
+    """Decide whether a request has one Host header, which names one of `hosts` at any port, as one may be forwarded.
+
+    A request with two Host headers is refused, since parsers differ in which of them counts.
+    """
     given = headers.getlist("host")
-    return len(given) == 1 and names_host(given[0], hosts)
+    name, _, port = given[0].partition(":") if given else ("", "", "")
+    return len(given) == 1 and name.lower() in hosts and (not port or port.isdigit())
 
 
 def is_token(given: str, token: str) -> bool:
-    """Compare in a time that does not depend on where they differ."""
+    """Compare a given token in a time that does not depend on where the two differ."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
 
 
 def bearer(authorization: str) -> str:
-    """Return the token of an Authorization header; "" if it has none."""
+    """Extract the token of an Authorization header; "" if it has none."""
     scheme, _, token = authorization.partition(" ")
     return token if scheme.lower() == "bearer" else ""
 
@@ -51,7 +49,7 @@ def closing(send: Send) -> Send:
 
 
 async def limited_body(request: Request, most: int) -> bytes | None:
-    """Return the body of a request; None if the client went away. TooLarge beyond `most` bytes."""
+    """Receive the body of a request; None if the client went away. TooLarge beyond `most` bytes."""
     body = b""
     try:
         async for part in request.stream():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import amago_cli
-from amago_cli import extras
+from amago_cli import checkup
 from tests.cli.conftest import Amago
 
 ROOT = Path(amago_cli.__file__).parent.parent
@@ -22,12 +22,12 @@ def described(monkeypatch: pytest.MonkeyPatch, requires: dict[str, list[str]], v
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(extras.metadata, "requires", lambda name: requires.get(name, []))
-    monkeypatch.setattr(extras.metadata, "version", version)
+    monkeypatch.setattr(checkup.metadata, "requires", lambda name: requires.get(name, []))
+    monkeypatch.setattr(checkup.metadata, "version", version)
 
 
 def problems(extra: str) -> list[str]:
-    return [found for found in extras._problems("amago", extra, set()) if found is not None]
+    return [found for found in checkup._find_unmet("amago", extra, set()) if found is not None]
 
 
 def test_an_extra_of_extras_needs_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,20 +49,20 @@ def test_the_wrong_version_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None
     assert problems("one") == ["thing is 1.4, not <3,>=2"]
 
 
-def test_what_does_not_import_is_a_problem() -> None:
-    assert "No module named 'no_such_module'" in (extras._broken(("json", "no_such_module")) or "")
-    assert extras._broken(("json",)) is None
+def test_modules_that_do_not_import_are_problems() -> None:
+    assert "No module named 'no_such_module'" in (checkup._explain_import(("json", "no_such_module")) or "")
+    assert checkup._explain_import(("json",)) is None
 
 
 def test_an_extra_that_is_there_in_part_is_noted_with_what_is_missing(
     amago: Amago, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
-        extras.Extra(name="whole", problem=None, is_found=True),
-        extras.Extra(name="part", problem="engine is not installed", is_found=True),
-        extras.Extra(name="other", problem="other is not installed", is_found=False),
+        checkup.Extra(name="whole", problem=None, is_found=True),
+        checkup.Extra(name="part", problem="engine is not installed", is_found=True),
+        checkup.Extra(name="other", problem="other is not installed", is_found=False),
     ]
-    monkeypatch.setattr("amago_cli.checkup.extras", lambda: found)
+    monkeypatch.setattr("amago_cli.checkup.find_extras", lambda: found)
     subjects = amago("doctor", "--output", "json").json["metrics"]
     assert subjects["extras"]["detail"].startswith("whole; not installed: other")
     assert subjects["extra part"]["status"] == "note"
@@ -72,4 +72,4 @@ def test_an_extra_that_is_there_in_part_is_noted_with_what_is_missing(
 def test_every_extra_names_the_modules_that_it_brings() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for extra in set(document["project"]["optional-dependencies"]) - GROUPS:
-        assert extras.modules(extra), extra
+        assert checkup.modules(extra), extra

@@ -30,7 +30,7 @@ FOREVER = 1e6
 DESCRIPTORS = 128
 SERVER = """
 import os, resource, sys
-from amago_cli.serving import Deadlines, listening, serve
+from amago_cli.serving import Deadlines, open_socket, serve
 from amago_cli.stopping import stoppable
 
 arguments = eval(sys.argv[1])
@@ -65,7 +65,7 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [length]})
     await send({"type": "http.response.body", "body": answer})
 
-listener = listening("127.0.0.1", [0])
+listener = open_socket("127.0.0.1", [0])
 print(listener.getsockname()[1], flush=True)
 with stoppable():
     serve(

@@ -189,7 +189,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_encodings_hide_nothing(name: str) -> None:
+def test_unusual_encodings_do_not_hide_external_tensors(name: str) -> None:
     content = ODD[name](onnx.TensorProto(name="w", data_type=1, dims=[1]).SerializeToString())
     assert any(tensor.data_location == 1 for tensor in onnx.load_from_string(content).graph.initializer)
     with pytest.raises(ValueError, match="in another file"):
@@ -209,6 +209,6 @@ def test_odd_encodings_hide_nothing(name: str) -> None:
     ],
     ids=["no length", "cut", "a group", "no end", "a tag of 33 bits", "ORT's own format", "too many fields"],
 )
-def test_what_is_no_graph_is_refused(content: bytes) -> None:
+def test_files_that_are_not_graphs_are_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"policy\.onnx is not a graph"):
         require_own_tensors(content)

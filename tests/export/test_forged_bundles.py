@@ -130,7 +130,7 @@ def test_a_changed_record_is_refused_or_loads_within_the_size_of_its_weights(
     [{"version": 2}, {"agent": RECORD["agent"] | {"sequence": {"kind": "evil:Anything"}}}],
     ids=["a newer version", "a module"],
 )
-def test_nothing_is_verified_that_is_not_loaded(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_verification_refuses_what_loading_refuses(tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = forge(tmp_path / "forged", **changes)
     with trust.only(()):
         refused = refusal(lambda: load_policy(folder))

@@ -64,7 +64,7 @@ def test_scores_have_their_intervals() -> None:
 @pytest.mark.parametrize(
     "metrics", [{}, {"return_mean": "3"}, {"return_mean": 1.0, "per_attempt": [3, {"attempt": "x"}]}]
 )
-def test_figures_that_are_none_are_left_out(metrics: dict[str, Any]) -> None:
+def test_a_card_without_a_return_says_that_the_policy_was_not_evaluated(metrics: dict[str, Any]) -> None:
     text = model_card.card(
         source(evaluation=model_card.evaluation(metrics, update=1, split="test", greedy=False))
     ).decode()

@@ -35,7 +35,7 @@ def test_one_attempt_is_a_picture_too(tmp_path: Path) -> None:
     assert size(adaptation_curve(tmp_path / "a.png", [Series(name="one", values=[0.5])]))
 
 
-def test_a_learning_curve_and_a_metric_that_is_no_share(tmp_path: Path) -> None:
+def test_learning_curves_of_metrics_other_than_shares(tmp_path: Path) -> None:
     whole = Series(name="seed 0", values=[10.0, 200.0, 480.0], x=[0, 500, 1000])
     series = [whole, Series(name="cut short", values=[10.0, 20.0], x=[0, 500])]
     assert size(learning_curve(tmp_path / "l.png", series, metric="return", title="CartPole"))

@@ -123,7 +123,7 @@ def test_success_rises_by_attempt_as_evaluated(browser: Browser, lakes: Path, ev
         assert high >= attempt["success_ci95"][0], (found, attempt)
 
 
-def test_without_memory_it_does_not_adapt(browser: Browser, lakes: Path) -> None:
+def test_policy_without_memory_does_not_adapt(browser: Browser, lakes: Path) -> None:
     page = opened(browser, lakes).page
     remembering = play_many(page)
     page.check("#forget")

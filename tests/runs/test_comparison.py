@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.runs.comparison import aggregate, curves, grouped, improvement, improvements
+from pipelines.runs.comparison import aggregate, curves, group_runs, improvement, improvements
 from pipelines.runs.evaluations import ScoreInterval
 from pipelines.runs.stored import StoredRun, read_run
 from tests.runs.factory import make_run, write_evaluation
@@ -59,14 +59,14 @@ def test_runs_are_grouped_by_what_differs_except_the_seed_and_how_they_are_carri
         make(tmp_path, f"{rate}-{seed}", {10: score}, seed=seed, train={"learning_rate": rate, "threads": seed})
         for rate, seed, score in [(1e-3, 0, 0.1), (1e-3, 1, 0.3), (1e-4, 0, 0.5), (1e-4, 1, 0.9)]
     ]
-    first, second = grouped(runs)
+    first, second = group_runs(runs)
     assert (first.name, second.name) == ("train.learning_rate=0.001", "train.learning_rate=0.0001")
     assert first.settings == {"train.learning_rate": 1e-3}
     assert first.score is not None
     assert (first.score.value, first.score.low, first.score.high) == (pytest.approx(0.2), 0.1, 0.3)
     (better,) = [each for each in improvements([first, second]) if each.better == second.name]
     assert better.probability.value == 1.0
-    (whole,) = grouped(runs, by=["train.steps"])
+    (whole,) = group_runs(runs, by=["train.steps"])
     assert len(whole.runs) == 4
 
 
@@ -75,7 +75,7 @@ def test_a_size_names_a_group_and_not_all_it_stands_for(tmp_path: Path) -> None:
         make(tmp_path, "small", {10: 0.1}, size="small", agent={"sequence": {"d_model": 128}}),
         make(tmp_path, "tiny", {10: 0.1}, size="tiny", agent={"sequence": {"d_model": 64}}),
     ]
-    assert [group.name for group in grouped(runs)] == ["size=small", "size=tiny"]
+    assert [group.name for group in group_runs(runs)] == ["size=small", "size=tiny"]
 
 
 def test_environments_are_groups_or_if_more_differs_strata(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_environments_are_groups_or_if_more_differs_strata(tmp_path: Path) -> No
         make(tmp_path, f"{env}-{steps}", {10: score}, env={"name": env}, train={"steps": steps})
         for env, steps, score in [("a", 5, 0.0), ("b", 5, 1.0), ("a", 9, 2.0), ("b", 9, 3.0)]
     ]
-    assert [group.name for group in grouped(runs[:2])] == ["env.name=a", "env.name=b"]
-    first, second = grouped(runs)
+    assert [group.name for group in group_runs(runs[:2])] == ["env.name=a", "env.name=b"]
+    first, second = group_runs(runs)
     assert first.scores == {"a": (0.0,), "b": (1.0,)}
     assert second.name == "train.steps=9"
 
@@ -94,27 +94,27 @@ def test_groups_without_a_telling_setting_have_names_that_differ(tmp_path: Path)
         make(tmp_path, name, {10: 0.1}, agent={"actor": {"hidden": [8] * count}})
         for name, count in [("a", 1), ("b", 7)]
     ]
-    names = [group.name for group in grouped(runs)]
+    names = [group.name for group in group_runs(runs)]
     assert len(set(names)) == 2
 
 
 def test_the_newest_evaluation_of_each_run_counts_and_unfinished_runs_are_counted(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", scores={10: 0.9, 20: 0.2}, status=None)
-    (group,) = grouped([read_run(path)])
+    (group,) = group_runs([read_run(path)])
     assert group.scores == {"tmaze": (0.2,)}
     assert group.unfinished == 1
 
 
-def test_nothing_to_compare_is_an_error_with_a_hint(tmp_path: Path) -> None:
+def test_comparisons_without_scores_are_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="no runs"):
-        grouped([])
+        group_runs([])
     with pytest.raises(InputMissing, match="none of these runs"):
-        grouped([make(tmp_path, "a", {})])
+        group_runs([make(tmp_path, "a", {})])
     scored = make(tmp_path, "b", {10: 0.5})
     with pytest.raises(InputMissing, match="return_mean"):
-        grouped([scored], metric="retrn_mean")
+        group_runs([scored], metric="retrn_mean")
     with pytest.raises(UsageError, match=r"train\.learning_rate"):
-        grouped([scored], by=["train.learning_rat"])
+        group_runs([scored], by=["train.learning_rat"])
 
 
 def test_a_curve_is_where_half_of_the_runs_have_got(tmp_path: Path) -> None:
@@ -123,17 +123,17 @@ def test_a_curve_is_where_half_of_the_runs_have_got(tmp_path: Path) -> None:
         make(tmp_path, name, {update: update / 10 for update in (10, 20, 40) if update <= end}, seed=seed)
         for seed, (name, end) in enumerate(ends.items())
     ]
-    (line,) = curves(grouped(runs))
+    (line,) = curves(group_runs(runs))
     assert line.x == [10.0, 20.0, 40.0]
     assert line.values == pytest.approx([1.0, 2.0, 4.0])
-    (by_steps,) = curves(grouped(runs), axis="steps")
+    (by_steps,) = curves(group_runs(runs), axis="steps")
     assert by_steps.x == [100.0, 200.0, 400.0]
-    assert curves(grouped(runs[:1]), metric="nothing") == []
+    assert curves(group_runs(runs[:1]), metric="nothing") == []
 
 
 def test_a_curve_interpolates_between_evaluations(tmp_path: Path) -> None:
     runs = [make(tmp_path, "a", {10: 0.0, 30: 2.0}), make(tmp_path, "b", {10: 0.0, 20: 5.0, 30: 2.0}, seed=1)]
-    (line,) = curves(grouped(runs), statistic="mean")
+    (line,) = curves(group_runs(runs), statistic="mean")
     assert line.values == pytest.approx([0.0, 3.0, 2.0])
     assert line.low[1] == 1.0
     assert line.high[1] == 5.0
@@ -142,5 +142,5 @@ def test_a_curve_interpolates_between_evaluations(tmp_path: Path) -> None:
 def test_scores_of_another_form_are_left_out(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", scores={10: 0.5})
     write_evaluation(path, 20, 0.0, metrics={"return_mean": "<b>"})
-    (group,) = grouped([read_run(path)])
+    (group,) = group_runs([read_run(path)])
     assert group.scores == {"tmaze": (0.5,)}

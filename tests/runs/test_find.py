@@ -29,7 +29,7 @@ def test_a_place_without_anything_is_an_error(tmp_path: Path, monkeypatch: pytes
         find_runs([place])
 
 
-def test_what_varies_between_runs_is_named_by_its_key() -> None:
+def test_settings_that_differ_between_runs_are_named_by_dotted_key() -> None:
     tables = [
         {"seed": 0, "train": {"steps": 5}, "x": [{"y": 1}]},
         {"seed": 1, "train": {"steps": 5}, "x": [{"y": 1}, {"y": 2}], "z": [1]},

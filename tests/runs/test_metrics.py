@@ -39,7 +39,7 @@ def test_a_long_log_is_sampled_evenly_with_its_last_line(tmp_path: Path) -> None
     np.testing.assert_allclose(columns.columns["metric_3"], 1 / updates)  # of the same line
 
 
-def test_lines_that_are_not_metrics_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_not_metrics_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     good = json.dumps(train_line(10))
     huge = json.dumps({"update": 3, "stage": "train", "loss": 10**400, "text": "x", "flag": True, "list": [1]})
@@ -70,7 +70,7 @@ def test_pauses_between_processes_do_not_count(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_metrics(path).columns["seconds"], [0, 10, 14, 20])
 
 
-def test_only_the_names_asked_for_are_kept(tmp_path: Path) -> None:
+def test_only_the_wanted_columns_are_kept(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", metrics=("loss", "grad_norm")) / "metrics.jsonl"
     assert read_metrics(path, names=["loss"]).columns.keys() == {"update", "time", "cpu_seconds", "seconds", "loss"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Progress
-from pipelines.runs.progress import recording
+from pipelines.runs.progress import record_progress
 from pipelines.runs.stored import read_run
 from tests.runs.factory import make_run
 
@@ -19,7 +19,7 @@ def event(stage: str, done: int, total: int | None, **fields: float) -> Progress
 
 def test_the_last_progress_of_each_stage_is_kept(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with recording(tmp_path, heard.append, every=3600) as tell:
+    with record_progress(tmp_path, heard.append, every=3600) as tell:
         tell(event("epoch 1/5 collect", 300, 300, run_share=0.1))
         tell(event("epoch 1/5 train", 20, 40, run_share=0.4, run_seconds_left=71.0))
     found = json.loads((tmp_path / "progress.json").read_text())
@@ -29,11 +29,11 @@ def test_the_last_progress_of_each_stage_is_kept(tmp_path: Path) -> None:
     assert len(heard) == 2
 
 
-def test_it_is_written_while_the_stage_runs_and_before_a_stop(tmp_path: Path) -> None:
+def test_progress_is_written_while_a_stage_runs_and_before_a_stop(tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         raise Interrupted("stopped")
 
-    with pytest.raises(Interrupted), recording(tmp_path, stop, every=0.0) as tell:
+    with pytest.raises(Interrupted), record_progress(tmp_path, stop, every=0.0) as tell:
         tell(event("train", 5, 10))
     assert json.loads((tmp_path / "progress.json").read_text())["share"] == 0.5
 
@@ -41,7 +41,7 @@ def test_it_is_written_while_the_stage_runs_and_before_a_stop(tmp_path: Path) ->
 def test_a_stage_alone_estimates_from_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.0, 0.0, 10.0, 10.0, 10.0, 10.0, 10.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with recording(tmp_path, lambda _: None, every=3600) as tell:
+    with record_progress(tmp_path, lambda _: None, every=3600) as tell:
         tell(event("train", 100, 400))
         tell(event("train", 200, 400))  # 10 s later: 10 a second
     assert json.loads((tmp_path / "progress.json").read_text())["seconds_left"] == 20.0
@@ -49,14 +49,14 @@ def test_a_stage_alone_estimates_from_its_own_rate(tmp_path: Path, monkeypatch: 
 
 def test_counts_of_earlier_processes_stay(tmp_path: Path) -> None:
     for stage in ("collect", "train"):
-        with recording(tmp_path, lambda _: None) as tell:
+        with record_progress(tmp_path, lambda _: None) as tell:
             tell(event(stage, 7, None))
     assert json.loads((tmp_path / "progress.json").read_text())["stages"].keys() == {"collect", "train"}
 
 
 def test_a_disk_that_refuses_does_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "progress.json").mkdir()
-    with recording(tmp_path, lambda _: None, every=0.0) as tell:
+    with record_progress(tmp_path, lambda _: None, every=0.0) as tell:
         tell(event("train", 1, 2))
 
 

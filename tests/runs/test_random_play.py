@@ -46,7 +46,7 @@ def test_a_score_is_above_random_play_only_by_more_than_both_errors(mean, low, h
     assert compare(evaluation(mean, low, high), RandomPlay(return_mean=-491.0, return_error=1.0, episodes=24)) == said
 
 
-def test_what_was_measured_comes_before_what_is_known() -> None:
+def test_measured_random_play_takes_precedence_over_known_scores() -> None:
     exact = evaluation(1.0, random={"return": 0.25})
     measured = {"plan": {"measured": {"return_mean": 0.3, "return_error": 0.1, "episodes": 64}}}
     assert random_play(measured, exact) == RandomPlay(return_mean=0.3, return_error=0.1, episodes=64)
@@ -64,5 +64,5 @@ def test_what_was_measured_comes_before_what_is_known() -> None:
         {"plan": {"measured": {"return_mean": True}}},
     ],
 )
-def test_a_damaged_record_says_nothing(recipe: dict) -> None:
+def test_a_damaged_record_gives_no_random_play(recipe: dict) -> None:
     assert random_play(recipe) is None

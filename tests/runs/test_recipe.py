@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipelines.config.load import resolve
-from pipelines.runs.recipe import followed
+from pipelines.runs.recipe import describe_recipe
 
 RECIPE: dict[str, Any] = {
     "train": {"steps": 50, "learning_rate": 1e-3},
@@ -21,10 +21,10 @@ def env_model(name: str) -> type[BaseModel]:
 def departures(*assignments: tuple[str, Any], recipe: dict[str, Any] = RECIPE) -> dict[str, Any]:
     given = [(key.split("."), value) for key, value in assignments]
     settings = resolve(recipe, given, env_model=env_model)
-    return followed("maze", recipe, given, settings, env_model=env_model)
+    return describe_recipe("maze", recipe, given, settings, env_model=env_model)
 
 
-def test_only_what_was_changed_is_listed() -> None:
+def test_only_changed_settings_are_listed() -> None:
     assert departures() == {"name": "maze", "profile": "", "changed": {}}
     found = departures(("train.steps", 7), ("seed", 3), ("profile", "smoke"))
     assert found == {"name": "maze", "profile": "smoke", "changed": {"seed": [0, 3], "train.steps": [5, 7]}}

@@ -35,7 +35,7 @@ def test_a_run_that_is_running_stays_and_so_do_the_others(tmp_path: Path) -> Non
     assert all(path.is_dir() for path in paths)
 
 
-def test_what_is_not_a_run_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_that_are_not_runs_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = tmp_path / "runs"
     run = make_run(runs / "a")
     (tmp_path / "link").symlink_to(run)
@@ -115,7 +115,7 @@ def test_of_a_folder_for_everything_only_its_runs_are_looked_at(
     assert not [path for path in seen if "others" in path.parts]
 
 
-def test_what_cannot_be_read_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_directories_are_not_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As /proc/1/fdinfo, in which even asking for a file fails."""
     first = make_run(tmp_path / "first")
     (tmp_path / "closed").mkdir()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputMissing
-from pipelines.runs.comparison import curves, grouped, improvements
+from pipelines.runs.comparison import curves, group_runs, improvements
 from pipelines.runs.evaluations import last_and_best, select_scores
 from pipelines.runs.removal import prunable
 from pipelines.runs.stored import read_run
@@ -57,7 +57,7 @@ def read(runs: list[Path]) -> Any:
     stored = [read_run(path) for path in runs]
     ignored = ("bytes", "age", "evaluations", "other_evaluations")
     rows = summaries(runs)
-    groups = grouped(stored)
+    groups = group_runs(stored)
     return (
         [{key: value for key, value in row.items() if key not in ignored} for row in rows],
         [(group.name, group.scores, group.score) for group in groups],
@@ -129,9 +129,9 @@ def test_runs_in_environments_of_other_parameters_are_never_ranked(tmp_path: Pat
     runs = [make(tmp_path / "short", {20: 0.9}), make_run(tmp_path / "long", settings={"env": long, "seed": 3})]
     evaluate(runs[1], 20, 0.2, env=long)
     assert prunable(summaries(runs), keep_best=1) == []
-    groups = grouped([read_run(run) for run in runs], by=["train.steps"])
+    groups = group_runs([read_run(run) for run in runs], by=["train.steps"])
     assert groups[0].scores == {"tmaze corridor=20": (0.9,), "tmaze corridor=400": (0.2,)}
-    assert improvements(grouped([read_run(run) for run in runs])) == []
+    assert improvements(group_runs([read_run(run) for run in runs])) == []
 
 
 def test_the_latest_update_counts_even_if_an_older_one_is_evaluated_afterwards(tmp_path: Path) -> None:
@@ -189,5 +189,5 @@ def test_runs_with_evaluations_of_others_only_are_refused_with_the_reason(tmp_pa
     run = make(tmp_path / "run", {})
     evaluate(run, 10, 0.5, greedy=True)
     with pytest.raises(InputMissing, match="their 1 are of other environments, tasks or ways to act"):
-        grouped([read_run(run)])
+        group_runs([read_run(run)])
     assert json.dumps(summaries([run])[0]["score"]) == "null"

@@ -51,7 +51,7 @@ def test_a_locked_run_is_running(tmp_path: Path) -> None:
     assert read_run(path).state.status == "failed"
 
 
-def test_a_lock_file_of_a_process_that_is_gone_says_nothing(tmp_path: Path) -> None:
+def test_a_lock_file_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     (path / ".run.lock").write_text(f"pid 999999999 on {socket.gethostname()} since 01:00:00\n")
     assert read_run(path).state.status == "finished"

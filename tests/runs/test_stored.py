@@ -37,7 +37,7 @@ def test_no_run_is_an_error_with_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00", b"[" * 100_000, b'{"stages": 5, "recipe": []}'])
-def test_a_damaged_record_leaves_what_else_is_known(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_record_does_not_hide_the_rest_of_a_run(tmp_path: Path, content: bytes) -> None:
     path = make_run(tmp_path / "maze", scores={10: 0.5})
     (path / "run.json").write_bytes(content)
     run = read_run(path)

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.runs import summary as module
-from pipelines.runs.summary import COLUMNS, disk_bytes, shown, summaries
+from pipelines.runs.summary import COLUMNS, disk_bytes, format_setting, summaries
 from tests.runs.factory import make_run, write_evaluation
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_run_is_a_row_with_its_problems(tmp_path: Path) -> None:
     assert all(name in row["problems"] for name in ("config.toml", "run.json", "000010-9318ba67.json"))
 
 
-def test_what_links_point_to_takes_no_space(tmp_path: Path) -> None:
+def test_targets_of_links_are_not_counted_as_space(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "file").write_bytes(b"0" * 100_000)
     path = make_run(tmp_path / "run")
@@ -98,6 +98,6 @@ def test_what_links_point_to_takes_no_space(tmp_path: Path) -> None:
 
 
 def test_values_are_written_briefly() -> None:
-    assert [shown(value) for value in (0.001234567, True, "uniform", "a b", "", None, [1])] == [
+    assert [format_setting(value) for value in (0.001234567, True, "uniform", "a b", "", None, [1])] == [
         *("0.00123457", "true", "uniform", '"a b"', '""', "(unset)", "[1]")
     ]

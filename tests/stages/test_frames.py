@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, report
-from pipelines.view.replay import drawn
+from pipelines.view.replay import draw_trajectory
 from tests.lake import factories
 from tests.report.test_markup import Elements
 from tests.report.test_run_report import make_run
@@ -24,11 +24,11 @@ def test_episodes_of_built_in_environments_are_drawn(tmp_path: Path) -> None:
     report.run([tmp_path / "run"], episodes=1)
     lake = Lake(tmp_path / "run/lake")
     [row] = lake.sql("select uid, length from trajectories limit 1")
-    pictures = drawn(lake, row["uid"], 1000)
+    pictures = draw_trajectory(lake, row["uid"], 1000)
     assert pictures is not None
     assert len(pictures) == row["length"] + 1
     assert pictures.shape[-1] == 3
-    assert len(drawn(lake, row["uid"], 2)) == 2
+    assert len(draw_trajectory(lake, row["uid"], 2)) == 2
     assert len(frames(tmp_path / "run/report.html")) >= 2
 
 
@@ -42,6 +42,6 @@ def test_images_are_shown_as_they_were_observed(tmp_path: Path) -> None:
 def test_other_environments_are_not_made(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     written = factories.fill(Lake.create(run / "lake"), [6])
-    assert drawn(Lake(run / "lake"), next(iter(written)), 10) is None
+    assert draw_trajectory(Lake(run / "lake"), next(iter(written)), 10) is None
     report.run([run], episodes=1)
     assert frames(run / "report.html") == []

@@ -17,7 +17,7 @@ from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice
 from pipelines.files.locks import exclusive
 from pipelines.tracking import background
-from pipelines.tracking.background import MetricsTail, figures, tracked
+from pipelines.tracking.background import MetricsTail, figures, track_run
 from pipelines.tracking.base import factory, parse
 from pipelines.training.metrics_log import MetricsLog
 from tests.tracking.memory import BLOCKED, MADE, Memory
@@ -48,7 +48,7 @@ def train(directory: RunDirectory, *updates: int) -> None:
 
 
 def sent(directory: RunDirectory, name: str = NAME, **more: Any) -> Memory:
-    with tracked([name], directory, {"seed": 1}, **more):
+    with track_run([name], directory, {"seed": 1}, **more):
         pass
     return MADE[-1]
 
@@ -71,8 +71,8 @@ def test_everything_is_sent_once_and_in_order(directory: RunDirectory) -> None:
     assert tracker.ending == "finished"
 
 
-def test_what_is_written_meanwhile_is_sent_meanwhile(directory: RunDirectory) -> None:
-    with tracked([NAME], directory, {}):
+def test_lines_are_sent_while_the_run_writes_them(directory: RunDirectory) -> None:
+    with track_run([NAME], directory, {}):
         train(directory, 25)
         while not (MADE and MADE[0].lines):
             pass
@@ -98,7 +98,7 @@ def test_a_run_that_is_resumed_continues_in_the_same_place(directory: RunDirecto
 def test_a_rewind_while_it_is_tracked_repeats_nothing(directory: RunDirectory) -> None:
     train(directory, 25, 50, 75)
     MetricsLog(directory.metrics_path).append("evaluate", 50, {"return_mean": 1.0})
-    with tracked([NAME], directory, {}):
+    with track_run([NAME], directory, {}):
         while not (MADE and len(MADE[0].lines) == 4):
             pass
         MetricsLog(directory.metrics_path).rewind(25)
@@ -110,7 +110,7 @@ def test_a_tracker_that_is_added_later_gets_all_of_it(directory: RunDirectory) -
     train(directory, 25, 50)
     sent(directory, f"{NAME}:a")
     train(directory, 75)
-    with tracked([f"{NAME}:a", f"{NAME}:b", f"{NAME}:a"], directory, {}):
+    with track_run([f"{NAME}:a", f"{NAME}:b", f"{NAME}:a"], directory, {}):
         pass
     by_name = {each.argument: [step for step, _ in each.lines] for each in MADE[1:]}
     assert by_name == {"a": [75], "b": [25, 50, 75]}
@@ -138,7 +138,7 @@ def test_a_picture_that_changed_is_sent_again(directory: RunDirectory) -> None:
 def test_a_tracker_that_fails_is_a_warning(directory: RunDirectory, name: str, words: str) -> None:
     train(directory, 25)
     heard: list[Event] = []
-    with tracked([f"tests.tracking.memory:{name}", NAME], directory, {}, heard.append):
+    with track_run([f"tests.tracking.memory:{name}", NAME], directory, {}, heard.append):
         pass
     warnings = [event.text for event in heard if isinstance(event, Notice) and event.level == "warning"]
     assert warnings == [f"tracker 'tests.tracking.memory:{name}' {words}"]
@@ -161,14 +161,14 @@ def test_what_a_tracker_refused_is_sent_next_time(directory: RunDirectory, monke
 def test_a_tracker_that_does_not_end_is_left_behind(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_CLOSING_SECONDS", 0.05)
     heard: list[Event] = []
-    with tracked(["tests.tracking.memory:Blocked"], directory, {}, heard.append):
+    with track_run(["tests.tracking.memory:Blocked"], directory, {}, heard.append):
         pass
     assert any(isinstance(each, Notice) and "has not taken everything" in each.text for each in heard)
 
 
 @pytest.mark.parametrize(("error", "ending"), [(Interrupted("stopped"), "interrupted"), (ValueError("no"), "failed")])
 def test_a_tracker_learns_how_the_run_ended(directory: RunDirectory, error: Exception, ending: str) -> None:
-    with pytest.raises(type(error)), tracked([NAME], directory, {}):
+    with pytest.raises(type(error)), track_run([NAME], directory, {}):
         raise error
     assert MADE[0].ending == ending
 
@@ -176,7 +176,7 @@ def test_a_tracker_learns_how_the_run_ended(directory: RunDirectory, error: Exce
 def test_one_process_sends_a_run(directory: RunDirectory) -> None:
     train(directory, 25)
     heard: list[Event] = []
-    with exclusive(directory.path / ".track.lock", what="it"), tracked([NAME], directory, {}, heard.append):
+    with exclusive(directory.path / ".track.lock", what="it"), track_run([NAME], directory, {}, heard.append):
         pass
     assert not MADE
     [said] = [event.text for event in heard if isinstance(event, Notice)]
@@ -186,19 +186,19 @@ def test_one_process_sends_a_run(directory: RunDirectory) -> None:
 def test_nothing_is_sent_to_a_tracker_that_only_a_file_names(directory: RunDirectory) -> None:
     train(directory, 25)
     heard: list[Event] = []
-    with trust.only(["evaluate", "runs/foreign"]), tracked(["wandb:theirs", NAME], directory, {}, heard.append):
+    with trust.only(["evaluate", "runs/foreign"]), track_run(["wandb:theirs", NAME], directory, {}, heard.append):
         pass
     assert not MADE
     assert [event.text.partition(",")[0] for event in heard if isinstance(event, Notice)] == [
         "nothing is sent to 'wandb:theirs'",
         f"nothing is sent to '{NAME}'",
     ]
-    with trust.only(["evaluate", "--track", NAME]), tracked([NAME], directory, {}):
+    with trust.only(["evaluate", "--track", NAME]), track_run([NAME], directory, {}):
         pass
     assert len(MADE) == 1
     with trust.only(["evaluate", "runs/foreign"]):
         trust.trust_everything()
-        with tracked([NAME], directory, {}):
+        with track_run([NAME], directory, {}):
             pass
     assert len(MADE) == 2
 

@@ -17,7 +17,7 @@ import pytest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.events import Event, Notice
 from pipelines.report.frames import encode_png
-from pipelines.tracking.background import tracked
+from pipelines.tracking.background import track_run
 from pipelines.training.metrics_log import MetricsLog
 
 CONFIG = {"seed": 3, "env": {"name": "tmaze", "corridor": 10}, "train": {"learning_rate": 0.001}, "note": "x" * 900}
@@ -66,7 +66,7 @@ def add_video(directory: RunDirectory) -> None:
 def track(name: str, directory: RunDirectory) -> list[str]:
     """Track the run; return what was said, which must not be a warning."""
     heard: list[Event] = []
-    with tracked([name], directory, CONFIG, heard.append):
+    with track_run([name], directory, CONFIG, heard.append):
         pass
     notices = [event for event in heard if isinstance(event, Notice)]
     assert all(notice.level == "info" for notice in notices), notices
@@ -161,7 +161,7 @@ def test_wandb_without_a_login_asks_for_nothing(run: RunDirectory, monkeypatch: 
     monkeypatch.setenv("HOME", str(run.path))
     monkeypatch.setenv("NETRC", str(run.path / "netrc"))
     heard: list[Event] = []
-    with tracked(["wandb"], run, CONFIG, heard.append):
+    with track_run(["wandb"], run, CONFIG, heard.append):
         pass
     [warning] = [event.text for event in heard if isinstance(event, Notice) and event.level == "warning"]
     assert "there is no API key" in warning

@@ -94,7 +94,7 @@ def test_texts_are_given_where_they_change(lake: Lake) -> None:
     assert lane["texts"] == [[3, "gö left"], [4, "stay"]]
 
 
-def test_texts_that_are_not_text_do_not_fail(lake: Lake) -> None:
+def test_invalid_code_points_become_replacement_characters(lake: Lake) -> None:
     values = episode(2)
     values["obs.mission"][:, :2] = (0xD800, 0x7FFFFFFF)
     (lane,) = window(lake, put(lake, values), 0, 3, 100, "obs.mission")["lanes"]
@@ -143,7 +143,7 @@ def test_windows_stay_within_the_trajectory() -> None:
     assert StepWindow.of(10**7, 0, 10**7, 10**7).points == module.MOST_POINTS
 
 
-def test_numbers_are_what_json_has() -> None:
+def test_numbers_that_json_lacks_become_null() -> None:
     assert numbers(np.array([1.0, np.nan, np.inf, 0.1234567891])) == [1, None, None, 0.1234568]
 
 

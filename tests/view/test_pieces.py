@@ -55,7 +55,7 @@ def test_the_table_has_a_row_for_each_episode(stored) -> None:
     assert [row[second.columns.index("length")] for row in second.rows] == [7, 9]
 
 
-def test_every_row_of_an_episode_is_read_whichever_piece_is_asked_for(stored) -> None:
+def test_any_piece_of_an_episode_gives_access_to_all_its_rows(stored) -> None:
     whole, pieces, known, cut = stored
     reader, viewer = StepReader(pieces), LakeViewer(pieces)
     for uid, uids in zip(known, cut, strict=True):

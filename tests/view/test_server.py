@@ -61,7 +61,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_nothing_is_answered_without_the_token(filled: Lake, path: str) -> None:
+def test_requests_without_the_token_are_refused(filled: Lake, path: str) -> None:
     for token in (None, "", "another", TOKEN[:-1], f"{TOKEN}x", "ü"):
         headers = {} if token is None else {"authorization": f"Bearer {token}".encode()}
         reply = client(filled, token=None).get(path, headers=headers)
@@ -288,7 +288,7 @@ def test_a_query_is_limited_in_time(filled: Lake) -> None:
         (b" " * 100_000, "application/json", 413),
     ],
 )
-def test_a_query_that_is_no_query_is_refused(filled: Lake, body: bytes, kind: str, status: int) -> None:
+def test_malformed_queries_are_refused(filled: Lake, body: bytes, kind: str, status: int) -> None:
     reply = client(filled).post("/api/sql", content=body, headers={"content-type": kind})
     assert reply.status_code == status
 
@@ -299,7 +299,7 @@ def test_a_number_is_a_number(filled: Lake, value: str) -> None:
     assert client(filled).get(f"/api/steps/{uid}", params={"start": value}).status_code == 400
 
 
-def test_a_trajectory_is_described_with_what_derives_from_it(lake: Lake) -> None:
+def test_a_trajectory_is_described_with_its_relabelled_versions(lake: Lake) -> None:
     base = next(iter(fill(lake, [7])))
     (own,) = derive(lake, {base: {"reward": np.arange(5, dtype=np.float32)}}, offset=3)
     reading = client(lake)
@@ -346,7 +346,7 @@ def test_unreadable_segments_are_warned_of(filled: Lake) -> None:
     assert "damaged" in found["warnings"][0]
 
 
-def test_what_others_wrote_arrives_as_text(lake: Lake) -> None:
+def test_texts_of_a_lake_are_not_interpreted_as_html(lake: Lake) -> None:
     evil = "<script>alert(1)</script>"
     info = TrajectoryInfo(env=evil, task=evil, goal_text=evil, tags={evil: evil})
     uid = put(lake, episode(2, missions={0: evil}), info)

@@ -60,15 +60,14 @@ def lineage(
     return Document(text=_draw(tree(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
 
 
-def _draw(node: Node, *, unicode: bool = True) -> str:
+def _draw(node: Node, *, unicode: bool) -> str:
     """Draw the tree, one line per node; in ASCII without `unicode`."""
-    marks = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
-    return "\n".join([escaping.line(node.text), *_below(node.children, marks)])
+    branch, last, through = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
 
+    def draw_below(children: Sequence[Node]) -> Iterator[str]:
+        for place, child in enumerate(children, 1):
+            is_last = place == len(children)
+            yield (last if is_last else branch) + escaping.line(child.text)
+            yield from (("   " if is_last else through) + line for line in draw_below(child.children))
 
-def _below(children: Sequence[Node], marks: tuple[str, str, str]) -> Iterator[str]:
-    branch, last, through = marks
-    for place, child in enumerate(children, 1):
-        end = place == len(children)
-        yield (last if end else branch) + escaping.line(child.text)
-        yield from (("   " if end else through) + line for line in _below(child.children, marks))
+    return "\n".join([escaping.line(node.text), *draw_below(node.children)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +20,25 @@ def ls(
 
     Example: amago lake ls runs
     """
-    from amago_cli.lakes import below
-    from pipelines.errors import InputMissing
+    from pipelines.errors import AmagoError, InputMissing
+    from pipelines.lake.sql.catalog import summary
+    from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
     if not path.is_dir():
         raise InputMissing(f"no directory '{path}'", hint="`amago collect` creates runs, each with a lake, in runs/")
-    lakes = [_look(lake) for lake in below(path)]
     columns = ("lake", "trajectories", "episodes", "steps", "overlays", "segments", "bytes", "environments")
-    rows = [(*(lake.get(name) for name in columns[:-1]), _last(lake)) for lake in lakes]
+    lakes: list[dict[str, Any]] = []
+    rows = []
+    for place in find_lakes(path):
+        try:
+            lake = Lake(place)
+            lakes.append({"lake": lake.name, **summary(lake)})
+            last = ", ".join(lakes[-1]["environments"])
+        except AmagoError as error:  # a damaged lake must not hide the others
+            lakes.append({"lake": place, "environments": [], "error": str(error)})
+            last = f"error: {error}"
+        rows.append((*(lakes[-1].get(name) for name in columns[:-1]), last))
     return Result(
         command="lake ls",
         metrics={"lakes": lakes},
@@ -35,15 +46,11 @@ def ls(
     )
 
 
-def _look(path: Path) -> dict[str, Any]:
-    from amago_cli.lakes import overview
-    from pipelines.errors import AmagoError
-
-    try:
-        return overview(path)
-    except AmagoError as error:  # a damaged lake must not hide the others
-        return {"lake": path, "environments": [], "error": str(error)}
-
-
-def _last(lake: dict[str, Any]) -> str:
-    return f"error: {lake['error']}" if "error" in lake else ", ".join(lake["environments"])
+def find_lakes(root: Path) -> Iterator[Path]:
+    """Yield every lake in `root` or below it, in order. A lake is not searched for others."""
+    if (root / "lake.json").is_file():
+        yield root
+        return
+    for child in sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()):
+        if not child.name.startswith("."):
+            yield from find_lakes(child)

@@ -48,12 +48,14 @@ def sample(
 
     Example: amago lake sample runs/x --where 'success'
     """
-    from amago_cli.render import critic_values
     from amago_cli.render.output import Document
-    from amago_cli.render.sparkline import portrait
+    from amago_cli.render.sparkline import VALUES, portrait, tabulate_values
+    from amago_cli.render.table import plain
     from amago_cli.streams import carries_unicode
+    from pipelines.files.atomic import write_atomically
     from pipelines.lake import reading
     from pipelines.lake.store import Lake
+    from pipelines.report.frames import as_frames, encode_png, is_image, make_sheet
 
     opened = Lake(lake)
     common.concerns(lake=opened.name)
@@ -61,19 +63,27 @@ def sample(
     texts: list[str] = []
     rows: list[Any] = []
     written: list[Path] = []
-    critics = _critics(values, seed) if values is not None else None
+    critics = None
+    if values is not None:
+        from pipelines.evaluation.values import Values  # imports torch
+
+        critics = Values(values, seed=seed)
     with common.listening() as listener:
         for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, whole=True, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
             figures = critics(found.trajectory, schema) if critics is not None else None
-            lines = None if figures is None else critic_values.acting(figures)
+            # Of the discounts (T, discounts), the last one is that of the policy that acts.
+            lines = None if figures is None else {name: figures[name][:, -1] for name in VALUES}
             texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode, figures=lines))
             rows.append(dict(found.row))
-            if figures is not None:
-                texts[-1] += "\n\n" + critic_values.steps_table(columns, figures)
-                rows[-1]["values"] = critic_values.as_fields(columns, figures)
-            if images is not None:
-                written += _sheets(images, found, schema)
+            if figures is not None and lines is not None:
+                texts[-1] += "\n\n" + tabulate_values(columns, lines)
+                taken = {name: columns[name][1:] for name in ("action", "reward")}
+                rows[-1]["values"] = {name: plain(each) for name, each in {**taken, **figures}.items()}
+            for column in schema.columns:
+                if images is not None and column.role == "observation" and is_image(column.dtype, column.shape):
+                    written.append(images / f"{found.row['uid']}-{column.name}.png")
+                    write_atomically(written[-1], encode_png(make_sheet(as_frames(columns[column.name]))))
     texts += [f"wrote {path}" for path in written]
     if images is not None and not written:
         texts.append("none of the observations is an image")
@@ -81,21 +91,3 @@ def sample(
     if critics is not None:
         fields["values"] = {"run": critics.run, "update": critics.update, "discounts": critics.discounts}
     return Document(text="\n\n".join(texts), fields=fields)
-
-
-def _critics(name: str, seed: int) -> Any:
-    from pipelines.evaluation.values import Values
-
-    return Values(name, seed=seed)
-
-
-def _sheets(folder: Path, found: Any, schema: Any) -> list[Path]:
-    from pipelines.files.atomic import write_atomically
-    from pipelines.report.frames import as_frames, encode_png, is_image, make_sheet
-
-    uid, columns = found.row["uid"], found.trajectory.columns
-    wanted = [c.name for c in schema.columns if c.role == "observation" and is_image(c.dtype, c.shape)]
-    written = [folder / f"{uid}-{name}.png" for name in wanted]
-    for name, path in zip(wanted, written, strict=True):
-        write_atomically(path, encode_png(make_sheet(as_frames(columns[name]))))
-    return written

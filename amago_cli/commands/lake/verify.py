@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +11,6 @@ from amago_cli.options import Common, LakeArgument, reader
 
 if TYPE_CHECKING:
     from pipelines.lake.maintenance.verify import RepairResult, VerifyReport
-    from pipelines.stages.result import Table
 
 
 @reader
@@ -34,7 +33,7 @@ def verify(
     from pipelines.errors import IntegrityError
     from pipelines.lake.maintenance import verify as engine
     from pipelines.lake.store import Lake
-    from pipelines.stages.result import Result
+    from pipelines.stages.result import Result, Table
 
     opened = Lake(lake)
     common.concerns(lake=opened.name)
@@ -44,6 +43,25 @@ def verify(
         checked = engine.verify(opened, listener)
         if repair:
             repaired = engine.repair(opened, checked, listener=listener)
+    figures: dict[str, Any] = {}
+    recovered: list[tuple[str, ...]] = []
+    lost: list[tuple[str, ...]] = []
+    if repaired is not None:
+        figures = {
+            "repaired": [{"segment": id, "into": into} for id, into in repaired.segments.items()],
+            "lost": list(repaired.lost),
+            "orphans": list(repaired.orphans),
+            "unknown": list(repaired.unknown),
+        }
+        recovered = [(id, into or "nothing") for id, into in repaired.segments.items()]
+        lost = [(uid,) for uid in (*repaired.lost, *repaired.orphans)]
+    parts: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = (
+        ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
+        ("missing", ("segment", "trajectories"), list(checked.missing.items())),
+        ("repaired", ("segment", "recovered into"), recovered),
+        ("lost, or derived from a lost trajectory", ("uid",), lost),
+        ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
+    )
     result = Result(
         command="lake verify",
         lake=opened.name,
@@ -55,68 +73,36 @@ def verify(
             "damaged_logs": list(checked.logs),
             "foreign": list(checked.foreign),
             "damaged_log": list(checked.log),
-            **({} if repaired is None else _figures(repaired)),
+            **figures,
         },
-        tables=_tables(checked, repaired),
+        tables=[Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows],
         seconds=common.invocation.seconds,
     )
-    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name)]
-    problems += [f"{text}; --repair restarts the log without it" for text in checked.log] if repaired is None else []
-    if problems:
+    if problems := list(_describe_problems(checked, repaired, opened.name)):
         error = IntegrityError("; ".join(problems))
         error.result = result
         raise error
     return result
 
 
-def _figures(repaired: RepairResult) -> dict[str, Any]:
-    return {
-        "repaired": [{"segment": id, "into": into} for id, into in repaired.segments.items()],
-        "lost": list(repaired.lost),
-        "orphans": list(repaired.orphans),
-        "unknown": list(repaired.unknown),
-    }
-
-
-def _tables(checked: VerifyReport, repaired: RepairResult | None) -> list[Table]:
-    from pipelines.stages.result import Table
-
-    made = [] if repaired is None else [(id, into or "nothing") for id, into in repaired.segments.items()]
-    lost = [] if repaired is None else [(uid,) for uid in (*repaired.lost, *repaired.orphans)]
-    parts: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = (
-        ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
-        ("missing", ("segment", "trajectories"), list(checked.missing.items())),
-        ("repaired", ("segment", "recovered into"), made),
-        ("lost, or derived from a lost trajectory", ("uid",), lost),
-        ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
-    )
-    return [Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows]
-
-
-def _missing(checked: VerifyReport, name: str) -> list[str]:
-    problems = []
+def _describe_problems(checked: VerifyReport, repaired: RepairResult | None, name: str) -> Iterator[str]:
+    """Yield a sentence for each kind of damage that is left, and what to do about it."""
+    if repaired is None and checked.corrupt:
+        corrupt = [str(segment) for segment in checked.corrupt]
+        number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
+        yield f"{number} in lake '{name}': {', '.join(corrupt)}; --repair recovers the intact trajectories"
+    if repaired is not None and repaired.lost:
+        count = len(repaired.lost)
+        yield f"{count} trajector{'ies are' if count > 1 else 'y is'} lost in lake '{name}'"
+    if repaired is not None and repaired.unknown:
+        yield f"the content of {', '.join(repaired.unknown)} is unknown"
     if checked.missing:
         count = sum(checked.missing.values())
-        problems.append(f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore from a copy")
+        yield f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore from a copy"
     if checked.logs:
-        problems.append(
-            f"logged trajectories are lost: {', '.join(checked.logs)} could not be read completely; "
-            "remove the file to verify without it"
+        logs = ", ".join(checked.logs)
+        yield (
+            f"logged trajectories are lost: {logs} could not be read completely; remove the file to verify without it"
         )
-    return problems
-
-
-def _problems(checked: VerifyReport, repaired: RepairResult | None, name: str) -> list[str]:
-    if repaired is None:
-        corrupt = [str(segment) for segment in checked.corrupt]
-        if not corrupt:
-            return []
-        number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
-        return [f"{number} in lake '{name}': {', '.join(corrupt)}; --repair recovers the intact trajectories"]
-    problems = []
-    if repaired.lost:
-        count = len(repaired.lost)
-        problems.append(f"{count} trajector{'ies are' if count > 1 else 'y is'} lost in lake '{name}'")
-    if repaired.unknown:
-        problems.append(f"the content of {', '.join(repaired.unknown)} is unknown")
-    return problems
+    for text in checked.log if repaired is None else ():
+        yield f"{text}; --repair restarts the log without it"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Metric, RunsArgument, lister
-from amago_cli.runs import found, ordered
+from amago_cli.runs import find_named, sort_rows
 
 
 @lister
@@ -43,11 +43,11 @@ def ls(
     from pipelines.runs.tables import matching
     from pipelines.stages.result import Result
 
-    rows = summaries(found(runs), metric=metric)
+    rows = summaries(find_named(runs), metric=metric)
     if where:
         with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
             rows = matching(rows, where, listener=show)
-    rows = ordered(rows, sort)
+    rows = sort_rows(rows, sort)
     if common.invocation.csv:
         return Rows(columns=tuple(COLUMNS), rows=[[row.get(name) for name in COLUMNS] for row in rows])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -34,14 +34,14 @@ def prune(
 
     Example: amago runs prune runs --keep-best 3 --dry-run
     """
-    from amago_cli.runs import found, removal
+    from amago_cli.runs import find_named, report_removal
     from pipelines.runs.removal import contents, dependents, prunable, remove
     from pipelines.runs.summary import summaries
 
-    chosen = prunable(summaries(found(runs), metric=metric), keep_best=keep_best, failed=failed)
+    chosen = prunable(summaries(find_named(runs), metric=metric), keep_best=keep_best, failed=failed)
     kept: dict[Any, list[str]] = {path: [text] for path in chosen if (text := contents(path)) is not None}
     chosen = [path for path in chosen if path not in kept]
     while more := {path: reasons for path, reasons in dependents(chosen).items() if path not in kept}:
         kept |= more
         chosen = [path for path in chosen if path not in kept]
-    return removal("runs prune", remove(chosen, dry_run=dry_run), dry_run=dry_run, kept=kept)
+    return report_removal("runs prune", remove(chosen, dry_run=dry_run), dry_run=dry_run, kept=kept)

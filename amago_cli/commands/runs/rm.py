@@ -33,7 +33,7 @@ def rm(
     """
     from pathlib import Path
 
-    from amago_cli.runs import removal
+    from amago_cli.runs import report_removal
     from pipelines.errors import UsageError
     from pipelines.runs.find import find_runs, is_pattern
     from pipelines.runs.removal import remove
@@ -44,4 +44,4 @@ def rm(
         if not is_pattern(place) and matches != [Path(place)]:
             raise UsageError(f"'{place}' is not a run", hint=f"to remove all runs in it: amago runs rm '{place}/*'")
         paths += [path for path in matches if path not in paths]
-    return removal("runs rm", remove(paths, force=force, dry_run=dry_run), dry_run=dry_run)
+    return report_removal("runs rm", remove(paths, force=force, dry_run=dry_run), dry_run=dry_run)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Metric, RunsArgument, lister
-from amago_cli.runs import found
+from amago_cli.runs import find_named
 
 
 @lister
@@ -34,5 +34,5 @@ def sql(
 
     limits = QueryLimits(seconds=timeout, megabytes=memory, adjustable=True)
     with reporter(quiet=common.quiet, verbose=common.verbose) as show:
-        columns, rows = ask(found(runs), query, metric=metric, limits=limits, listener=show)
+        columns, rows = ask(find_named(runs), query, metric=metric, limits=limits, listener=show)
     return Rows(columns=columns, rows=rows)

@@ -19,7 +19,7 @@ def test_this_installation_works(amago: Amago) -> None:
 
 def test_a_missing_dependency_is_exit_1_with_the_table(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "_CORE", ("torch", "no-such-package"))
-    monkeypatch.setattr(checkup, "extras", list)  # each is imported in a process
+    monkeypatch.setattr(checkup, "find_extras", list)  # each is imported in a process
     failed = amago("doctor")
     assert failed.code == 1
     assert "no-such-package" in failed.err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from amago_cli.cells import varied
+from amago_cli.cells import parse_varied
 from pipelines.errors import UsageError
 from pipelines.runs.stored import read_run
 from tests.cli.conftest import Amago
@@ -27,7 +27,7 @@ def recipe(epochs: int = 1) -> Path:
 
 
 def test_values_are_split_at_commas_outside_of_brackets_and_quotes() -> None:
-    assert varied(["a.b=1,2.5,x", "c=[1,2],[3]", 'd="p,q",r', "e=true,false"]) == {
+    assert parse_varied(["a.b=1,2.5,x", "c=[1,2],[3]", 'd="p,q",r', "e=true,false"]) == {
         "a.b": [1, 2.5, "x"],
         "c": [[1, 2], [3]],
         "d": ["p,q", "r"],
@@ -35,9 +35,9 @@ def test_values_are_split_at_commas_outside_of_brackets_and_quotes() -> None:
     }
     for wrong in ("a", "a=", "=1", "a=1,,2"):
         with pytest.raises(UsageError):
-            varied([wrong])
+            parse_varied([wrong])
     with pytest.raises(UsageError, match="twice"):
-        varied(["a=1", "a=2"])
+        parse_varied(["a=1", "a=2"])
 
 
 def test_a_dry_run_lists_commands_that_can_be_typed(amago: Amago) -> None:

@@ -105,7 +105,7 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
     wide, narrow, narrowest = (table([row], width) for width in (None, 80, 10))
     assert len(wide.columns) == 13
     assert {"env steps", "updates"}.isdisjoint(narrow.columns)
-    assert narrowest.columns == ["run", "state", "score", "changed", "age"]
+    assert list(narrowest.columns) == ["run", "state", "score", "changed", "age"]
     assert narrowest.rows == [["runs/maze", "failed: no space", "0.5", "train.steps=7", "90s"]]
 
 
