@@ -158,22 +158,30 @@ class GridChoice(Categorical):
         grid = torch.from_numpy(make_grid(space, settings.grid_points))
         super().__init__(Discrete(n=len(grid)), settings)
         self.shape, self.points = space.shape, settings.grid_points
-        self.grid_AF = grid.reshape(len(grid), -1)
-        self.strides = tuple(self.points**place for place in reversed(range(space.flat_size)))
+        self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
+
+    def _grid_AF(self, device: torch.device) -> Tensor:
+        """Return the points' features (A, F) on `device`."""
+        if device not in self._grids:
+            self._grids[device] = self._grids[torch.device("cpu")].to(device)
+        return self._grids[device]
 
     def index(self, action: Tensor) -> Tensor:
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
         nearest = ((flat.clamp(-1, 1) + 1) * (0.5 * (self.points - 1))).round().long()
-        return (nearest * torch.tensor(self.strides, device=nearest.device)).sum(-1)
+        number, *rest = nearest.unbind(-1)
+        for digit in rest:
+            number = number * self.points + digit
+        return number
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         return super().log_prob(params, self.index(action), legal)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        return super().sample(params, noise, legal) @ self.grid_AF.to(params.device)
+        return super().sample(params, noise, legal) @ self._grid_AF(params.device)
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return super().mode(params, legal) @ self.grid_AF.to(params.device)
+        return super().mode(params, legal) @ self._grid_AF(params.device)
 
     def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]

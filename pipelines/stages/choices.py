@@ -100,12 +100,11 @@ class Budget:
 class EnvFacts:
     """What was measured of an environment, in random play.
 
-    `action_size`: numbers of an action (a Discrete one: its choices).
-    `horizon`: longest episode that is possible (None: unknown); `length_mean`, `length_min` and `length_max` of the
-    episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
-    standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
-    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor,
-    resets included.
+    `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
+    (None: unknown); `length_mean`, `length_min` and `length_max` of the episodes seen, or of those in progress if none
+    ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and `success_mean` are over them
+    (None: none ended). `observation_max`, `reward_max`: largest magnitudes. `one_by_one`: actors are stepped one after
+    another. `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str
@@ -262,7 +261,7 @@ def _choose_network(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
 
 
 def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
-    horizon, attempts = facts.horizon, facts.num_attempts != 1
+    horizon, attempts, tokens = facts.horizon, facts.num_attempts != 1, TOKENS
     if attempts and horizon is not None:
         context = min(horizon, WHOLE_ATTEMPTS)
         reason = f"all attempts at a task, up to {horizon:,} steps"
@@ -277,12 +276,13 @@ def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
         context, reason = UNKNOWN_EPISODE, f"no limit of an episode is known; the longest seen had {facts.length_max:,}"
     elif facts.is_box and not _uses_grid(choices, facts) and not facts.has_text:
         context, reason = CONTEXT_OF_BOX, "continuous control needs many quick updates more than long windows"
+        tokens = TOKENS_OF_BOX
     elif facts.has_text:
         context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
     else:
         context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
     context = choices.choose("train.context_length", context, reason)
-    tokens = TOKENS_ON_GPU if facts.has_gpu else TOKENS_OF_BOX if context == CONTEXT_OF_BOX else TOKENS
+    tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
     windows = max(LEAST_WINDOWS, tokens // _as_number(context, WHOLE_ATTEMPTS))
     parts = choices.find("train.ranks", 1) * choices.find("train.grad_accumulation", 1)
     windows = -(-windows // parts) * parts

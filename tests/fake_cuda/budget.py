@@ -38,6 +38,7 @@ UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
     ("discrete", {}, BF16 | {"grad_accumulation": 4}, (4298, 1, 24, 0)),
     ("discrete", {"kind": "multi-task"}, BF16, (927, 1, 6, 0)),
     ("continuous", {}, BF16, (896, 1, 6, 0)),
+    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (985, 1, 6, 0)),
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [

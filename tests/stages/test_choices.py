@@ -221,6 +221,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
     [
         (LAKE, "train.context_length", 50),
         (CARTPOLE, "train.context_length", 32),
+        (replace(CARTPOLE, horizon=8, length_max=8), "train.batch_size", 64),
         (LAKE, "collect.actors", 128),
         (CARTPOLE, "collect.actors", 16),
         (PENDULUM, "agent.actor.distribution", "grid"),
