@@ -160,11 +160,11 @@ class GridChoice(Categorical):
         self.shape, self.points = space.shape, settings.grid_points
         self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
 
-    def _grid_AF(self, device: torch.device) -> Tensor:
-        """Return the points' features (A, F) on `device`."""
-        if device not in self._grids:
-            self._grids[device] = self._grids[torch.device("cpu")].to(device)
-        return self._grids[device]
+    def _points(self, chosen: Tensor) -> Tensor:
+        """Return the features (..., F) of choices in one-hot form (..., A)."""
+        if chosen.device not in self._grids:
+            self._grids[chosen.device] = self._grids[torch.device("cpu")].to(chosen.device)
+        return chosen @ self._grids[chosen.device].to(chosen.dtype)
 
     def index(self, action: Tensor) -> Tensor:
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
@@ -178,10 +178,10 @@ class GridChoice(Categorical):
         return super().log_prob(params, self.index(action), legal)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        return super().sample(params, noise, legal) @ self._grid_AF(params.device)
+        return self._points(super().sample(params, noise, legal))
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return super().mode(params, legal) @ self._grid_AF(params.device)
+        return self._points(super().mode(params, legal))
 
     def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
