@@ -24,6 +24,10 @@ _StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "expor
 TABLES: Mapping[str, str] = {"ingest": "source"}
 
 
+def _listed(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else given
+
+
 class EnvSettings(SettingsModel):
     """`[env]`: the environment's name; every other key is a parameter of that environment."""
 
@@ -74,6 +78,12 @@ class CollectSettings(SettingsModel):
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: Annotated[bool | Literal["auto"], BEHAVIOUR] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
+    tasks: Annotated[tuple[str, ...], BeforeValidator(_listed), BEHAVIOUR] = ()
+    """Tasks that actors hold for the whole run, `copies` actors each: names, as in the column `task` of the lake, or a
+    JSON file of them, `FILE.json`; empty: every episode draws its task. They determine the number of actors, and the
+    episodes of an actor are stored as a history."""
+    copies: Annotated[int, BEHAVIOUR] = Field(1, ge=1, le=65_536)
+    """Actors that hold each of `tasks`."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
     """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
     collectors: Annotated[int, PACING] = Field(1, ge=1, le=4_096)
@@ -307,10 +317,6 @@ class TrackSettings(SettingsModel):
 
 _POLICY_FORMS = ("bundle", "onnx", "torch", "aoti", "page")
 """Formats of `[export]` that are forms of the policy; all others are for trajectories."""
-
-
-def _listed(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else given
 
 
 class ExportSettings(SettingsModel):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -13,7 +16,7 @@ from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSett
 from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.events import Listener, silent
 
 STEPS = 10_000  # per collect; more if two episodes can be longer
@@ -113,6 +116,9 @@ def with_actors(
     """
     begun = (stored or {}).get("collect", {})
     steps, actors = _number(collect.steps, begun.get("steps")), _number(collect.actors, begun.get("actors"))
+    if collect.tasks:
+        collect = collect.model_copy(update={"tasks": read_tasks(collect.tasks)})
+        actors = _count_holders(collect)
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
@@ -122,6 +128,42 @@ def with_actors(
             shares = [each // count for each in (*collects, steps)]
             actors = actors or _enough_actors(collect, tried, shares[:-1], shares[-1], trial)
     return collect.model_copy(update={"steps": steps, "actors": actors})
+
+
+def read_tasks(named: Sequence[str]) -> tuple[str, ...]:
+    """Read the tasks that `collect.tasks` names: themselves, or a JSON file with a list of names, or of objects with
+    the key `task`, as `amago lake sql --output json` prints them. InputMissing if there is no such file, UsageError if
+    it has no such list or a task is named twice."""
+    tasks, what = tuple(named), "collect.tasks"
+    if len(tasks) == 1 and tasks[0].endswith(".json"):
+        what = f"'{tasks[0]}'"
+        try:
+            listed = json.loads(Path(tasks[0]).read_text())
+        except OSError as error:
+            raise InputMissing(
+                f"the tasks in {what} cannot be read: {error.strerror}", hint="give collect.tasks names, or FILE.json"
+            ) from error
+        except ValueError as error:
+            raise UsageError(f"{what} is not JSON: {error}", hint='write a list of tasks, e.g. ["goal=0,1"]') from error
+        rows = listed if isinstance(listed, list) else []
+        found = [each.get("task") if isinstance(each, dict) else each for each in rows]
+        if not found or not all(isinstance(each, str) for each in found):
+            raise UsageError(f"{what} has no list of tasks", hint='write their names, e.g. ["goal=0,1", "goal=2,0"]')
+        tasks = tuple(found)
+    if twice := [task for task, count in Counter(tasks).items() if count > 1]:
+        raise UsageError(f"{what} names '{twice[0]}' {tasks.count(twice[0])} times", hint="set collect.copies instead")
+    return tasks
+
+
+def _count_holders(collect: CollectSettings) -> int:
+    """Count the actors that hold tasks. UsageError if another number is set."""
+    count = len(collect.tasks) * collect.copies
+    if collect.actors not in ("auto", count):
+        raise UsageError(
+            f"{len(collect.tasks)} tasks x {collect.copies} copies need {count} actors, not {collect.actors}",
+            hint="leave out --actors; a run keeps its number of actors, so other tasks need another --run",
+        )
+    return count
 
 
 def _number(wanted: Any, begun: Any) -> int | None:

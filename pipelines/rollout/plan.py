@@ -20,7 +20,7 @@ from pipelines.config.settings import EnvSettings, EvaluateSettings, LakeSetting
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
-from pipelines.errors import UsageError
+from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener
 from pipelines.lake import collectors
 from pipelines.lake.spaces import Box, make_grid
@@ -125,15 +125,28 @@ class CollectionPlan:
         return Seeds(*draw_seeds(self.settings.seed, before, number=self.number))
 
     def make_env(self, *, seed: int, workers: int, listener: Listener) -> Env:
-        """Make the environments of all actors."""
-        return make_env(
-            self.settings.env,
+        """Make the environments of all actors, each of which holds its task if tasks are named. InputMissing for a task
+        that the environment does not have."""
+        env, tasks = self.settings.env, self.settings.collect.tasks
+        made = make_env(
+            env,
             actors=self.actors,
             seed=seed,
             workers=workers,
             timeout_seconds=self.settings.collect.env_timeout_seconds,
             listener=listener,
         )
+        try:
+            if tasks:  # actor i plays episodes i, i + actors, ...: always task i modulo their number
+                made.play_only(tasks)
+        except InputMissing as error:
+            made.close()
+            hint = "name tasks as the column 'task' of its trajectories does, or leave out collect.tasks"
+            raise InputMissing(error.message, hint=hint) from error
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def make_exploration(self, spec: EnvSpec, *, seed: int, before: int) -> Exploration | None:
         """Make the schedule of exploration, after `before` steps; None without exploration."""
@@ -308,6 +321,7 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
         if is_remote(wanted.follow) or not wanted.follow
         else str(Path(wanted.follow).resolve()),
         "greedy": wanted.greedy,
+        **({"tasks": list(wanted.tasks), "copies": wanted.copies} if wanted.tasks else {}),
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
         "action_mask": settings.agent.action_mask,
     }
