@@ -58,6 +58,8 @@ TRAJECTORIES = pa.schema(
         ("chunk", pa.int64()),
         ("first_step", pa.int64()),
         ("continues", pa.bool_()),
+        ("history", _text),
+        ("history_index", pa.int64()),
         ("base_uid", pa.binary(16)),
         ("base_segment", _text),
         ("base_offset", pa.int64()),
@@ -173,7 +175,19 @@ def uid_array(column: pa.ChunkedArray) -> np.ndarray:
 def episode_numbers(table: pa.Table) -> np.ndarray | None:
     """Return a number (n,) uint64 for the episode of each piece, the same everywhere, and 0 for a whole episode; None
     if there are no pieces."""
-    names = table["episode"].combine_chunks().dictionary_encode()
+    return _hash_names(table["episode"])
+
+
+def history_numbers(table: pa.Table) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return a number (n,) uint64 for the history of each trajectory, the same everywhere, and 0 for those without one;
+    and the indices (n,) int64 of their episodes in it. None if there are no histories."""
+    found = _hash_names(table["history"])
+    return None if found is None else (found, pc.fill_null(table["history_index"], 0).to_numpy())
+
+
+def _hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Hash texts to numbers (n,) uint64, and empty ones and nulls to 0; None if there are no others."""
+    names = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     known = names.dictionary.to_pylist()
     if known in ([], [""]):
         return None

@@ -35,7 +35,7 @@ from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer, salvage
 
-_FORMAT_NAME, VERSION = "amago-lake", 3
+_FORMAT_NAME, VERSION = "amago-lake", 4
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")

@@ -20,6 +20,10 @@ class TrajectoryInfo:
     `continues` is true for every piece but the last. Row 0 of a later piece repeats the last row of the piece before. A
     trajectory that is a whole episode has the defaults.
 
+    The episodes of an actor that holds its task, and of a policy that learns from them, are a history: `history` is
+    COLLECTOR/ACTOR/TASK, `history_index` numbers its episodes from 0 in the order in which they were played, pieces of
+    one episode alike. Both are None for any other trajectory.
+
     `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: not a trained policy).
     `success`: whether the goal was reached (None if the task has none); `attempts`: success of each attempt of a
     multi-attempt task, in order. `seed`: of the environment's reset, or that of the collector if an episode has none of
@@ -43,6 +47,8 @@ class TrajectoryInfo:
     chunk: int = 0
     first_step: int = 0
     continues: bool = False
+    history: str | None = None
+    history_index: int | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

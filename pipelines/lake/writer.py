@@ -37,11 +37,12 @@ from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log, LogContent, remove_unborn
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text", "episode"), str),
-    **dict.fromkeys(("policy_version", "seed", "chunk", "first_step"), int),
+    **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text", "episode", "history"), str),
+    **dict.fromkeys(("policy_version", "seed", "chunk", "first_step", "history_index"), int),
     **dict.fromkeys(("epsilon", "t_start", "t_end"), float),
     **dict.fromkeys(("success", "continues"), bool),
 }
+_NULLABLE = frozenset({"success", "history", "history_index"})
 
 
 def writer_label(name: str) -> str:
@@ -230,10 +231,11 @@ def encode_field(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any]
     if name == "attempts":
         return [[_of_kind(bool, one, name) for one in value] if len(value) else [] for value in values]
     kind, kinds = _KINDS[name], set(map(type, values))
-    if not kinds <= ({kind, type(None)} if name == "success" else {kind}):
-        values = [value if value is None and name == "success" else _of_kind(kind, value, name) for value in values]
-    if kind is int and (min(values) < -(2**63) or max(values) >= 2**63):
-        raise ValueError(f"'{name}' of a trajectory is {max(values, key=abs)}, more than 64 bits")
+    if not kinds <= ({kind, type(None)} if name in _NULLABLE else {kind}):
+        values = [value if value is None and name in _NULLABLE else _of_kind(kind, value, name) for value in values]
+    known = [value for value in values if value is not None] if kind is int else []
+    if known and (min(known) < -(2**63) or max(known) >= 2**63):
+        raise ValueError(f"'{name}' of a trajectory is {max(known, key=abs)}, more than 64 bits")
     return values
 
 

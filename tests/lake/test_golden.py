@@ -41,6 +41,16 @@ def test_golden_lake_has_its_content(golden: Lake) -> None:
     assert log.steps == {"c": 7}
 
 
+def test_golden_lake_has_a_history(golden: Lake) -> None:
+    """Its second episode has expired; the first one has a relabelled version, which belongs to the history, too."""
+    text = "select history, history_index, base_uid is null from trajectories where history is not null order by all"
+    assert catalog.query(golden, text)[1] == [("c/0/t", 0, False), ("c/0/t", 0, True), ("c/0/t", 2, True)]
+    [(history, task, episodes, first, last)] = catalog.query(golden, "from histories")[1]
+    assert (history, task, episodes) == ("c/0/t", "t", 2)
+    text = "select \"return\" from trajectories where history = 'c/0/t' and base_uid is null order by history_index"
+    assert [(first,), (last,)] == catalog.query(golden, text)[1]
+
+
 def test_golden_lake_can_be_maintained(golden: Lake) -> None:
     before = Reader(golden).uids()
     assert len(verify(golden).corrupt) == 1
@@ -50,7 +60,7 @@ def test_golden_lake_can_be_maintained(golden: Lake) -> None:
     assert len(Reader(golden).uids()) == len(before) + 1
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_earlier_format_is_refused(golden: Lake, version: int) -> None:
     header = golden.path / "lake.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | {"version": version}))

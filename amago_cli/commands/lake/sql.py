@@ -19,8 +19,9 @@ def sql(
 ) -> Any:
     """Query a lake with SQL, read-only.
 
-    Tables: trajectories, segments, overlays, steps, lineage, collectors; for a run's lake also runs, checkpoints,
-    metrics. Only the columns of `steps` that the query needs are read; wide ones (images) must be named explicitly.
+    Tables: trajectories, episodes, histories, segments, overlays, steps, lineage, collectors; for a run's lake also
+    runs, checkpoints, metrics. Only the columns of `steps` that the query needs are read; wide ones (images) must be
+    named explicitly.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """

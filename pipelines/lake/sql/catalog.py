@@ -65,7 +65,10 @@ select episode, list(uid order by chunk) as uids, count(*) as chunks,
        max(t_commit) as t_commit
 from {source} where episode <> uid group by episode
 """
-_SAME = ("schema", "env", "task", "source", "policy_id", "collector", "seed", "goal_text", "base_uid", "relabel_method")
+_SAME = (
+    "schema", "env", "task", "source", "policy_id", "collector", "seed", "goal_text", "base_uid", "relabel_method",
+    "history", "history_index",
+)  # fmt: skip
 _LAST = ("policy_version", "success", "terminated", "truncated", "tags")
 
 
@@ -94,7 +97,8 @@ create table bookkeeping.rows (
     source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
     success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
     goal_text varchar, t_start double, t_end double, episode varchar, chunk bigint, first_step bigint,
-    continues boolean, t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
+    continues boolean, history varchar, history_index bigint,
+    t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
     relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
 create table segments (
     segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
@@ -102,6 +106,13 @@ create table segments (
 create view trajectories as
     select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode) from bookkeeping.rows where live;
 create view episodes as {episodes_of("trajectories")};
+create view histories as
+    select history, any_value(task) as task, count(*) as episodes, arg_min("return", history_index) as first_return,
+           arg_max("return", history_index) as last_return
+    from episodes
+    where history is not null and base_uid is null and complete
+          and coalesce(map_extract(tags, 'unfinished')[1], '') <> 'true'
+    group by history;
 create view overlays as
     select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
     from trajectories t join segments s using (segment) where s.kind = 'overlay';

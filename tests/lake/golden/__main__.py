@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def main() -> None:
     os.chdir(LAKE.parent)
     lake = Lake.create(LAKE.name)
     info = TrajectoryInfo(env="golden", task="t", collector="c")
-    merged = append(lake, info, info)
+    merged = append(lake, *(replace(info, history="c/0/t", history_index=index) for index in range(3)))
     merged += append(
         lake, *(TrajectoryInfo(env="golden", task="t", collector="c", episode="e", chunk=i, first_step=4 * i,
                                continues=i == 0) for i in range(2))
