@@ -48,6 +48,19 @@ class EnvSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
+class LearnerSettings(SettingsModel):
+    """`[collect.learner]`: a learner of each actor's own, which starts from nothing and learns while it collects."""
+
+    learning_rate: float = Field(0.5, gt=0, le=1)
+    """Step towards the target of an update."""
+    discount: float = Field(0.9, ge=0, lt=1)
+    """Discount of later rewards."""
+    epsilon_last: float = Field(0.0, ge=0, le=1)
+    """Rate of random actions in the end; it falls linearly from 1."""
+    epsilon_steps: int = Field(4_000, ge=1)
+    """Updates of a learner after which the rate is `epsilon_last`."""
+
+
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
@@ -78,12 +91,14 @@ class CollectSettings(SettingsModel):
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: Annotated[bool | Literal["auto"], BEHAVIOUR] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
-    tasks: Annotated[tuple[str, ...], BeforeValidator(_listed), BEHAVIOUR] = ()
-    """Tasks that actors hold for the whole run, `copies` actors each: names, as in the column `task` of the lake, or a
-    JSON file of them, `FILE.json`; empty: every episode draws its task. They determine the number of actors, and the
-    episodes of an actor are stored as a history."""
+    tasks: Annotated[tuple[str, ...] | Annotated[int, Field(ge=1, le=65_536)], BeforeValidator(_listed), BEHAVIOUR] = ()
+    """Tasks that actors hold for the whole run, `copies` actors each: names, as in the column `task` of the lake, a
+    JSON file of them, `FILE.json`, or a number of different tasks, as the environment draws them; empty: every episode
+    draws its task. They determine the number of actors, and the episodes of an actor are stored as a history."""
     copies: Annotated[int, BEHAVIOUR] = Field(1, ge=1, le=65_536)
     """Actors that hold each of `tasks`."""
+    learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
+    """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
     """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
     collectors: Annotated[int, PACING] = Field(1, ge=1, le=4_096)

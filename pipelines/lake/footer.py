@@ -178,11 +178,10 @@ def episode_numbers(table: pa.Table) -> np.ndarray | None:
     return _hash_names(table["episode"])
 
 
-def history_numbers(table: pa.Table) -> tuple[np.ndarray, np.ndarray] | None:
+def history_numbers(table: pa.Table) -> np.ndarray | None:
     """Return a number (n,) uint64 for the history of each trajectory, the same everywhere, and 0 for those without one;
-    and the indices (n,) int64 of their episodes in it. None if there are no histories."""
-    found = _hash_names(table["history"])
-    return None if found is None else (found, pc.fill_null(table["history_index"], 0).to_numpy())
+    None if there are no histories."""
+    return _hash_names(table["history"])
 
 
 def _hash_names(column: pa.ChunkedArray) -> np.ndarray | None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
-from pipelines.lake.footer import Footer, episode_numbers, history_numbers, prefetch_footers, read_footer, uid_array
+from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
 from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, positions
@@ -42,8 +42,7 @@ def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.nda
 @dataclass(frozen=True, eq=False)
 class Segment:
     """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64, `length` (n,) u4 (actions) and
-    `first_step` (n,) u4, the time of row 0 in its episode; `episode` as of `Footer.episodes`, `histories` as of
-    `history_numbers`.
+    `first_step` (n,) u4, the time of row 0 in its episode; `episode` as of `Footer.episodes`.
 
     `id` is the name under which they were first seen here; their rows are in the file of segment `file`, which changes
     when they are rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number (index in
@@ -63,7 +62,6 @@ class Segment:
     first_step: np.ndarray
     bases: tuple[np.ndarray, np.ndarray] | None = None
     episode: np.ndarray | None = None
-    histories: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def base(self) -> np.ndarray:
@@ -77,9 +75,7 @@ class Segment:
         """Return the segment with some of its trajectories; `keep` is a mask or an index."""
         bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
         own = {name: getattr(self, name)[keep] for name in ("uids", "row0", "length", "first_step")}
-        histories = None if self.histories is None else (self.histories[0][keep], self.histories[1][keep])
-        episode = None if self.episode is None else self.episode[keep]
-        return replace(self, **own, bases=bases, episode=episode, histories=histories)
+        return replace(self, **own, bases=bases, episode=None if self.episode is None else self.episode[keep])
 
 
 class Findings(NamedTuple):
@@ -408,7 +404,6 @@ class LiveTable:
             first_step=table["first_step"].to_numpy().astype(np.uint32),
             bases=bases,
             episode=episode_numbers(table),
-            histories=history_numbers(table),
         )
         copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._numbers(id)]
         if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file

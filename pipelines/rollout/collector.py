@@ -28,6 +28,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.learners import replay_histories
 from pipelines.rollout.plan import CollectionPlan, MakePolicy
 from pipelines.rollout.policies import Acting
 from pipelines.rollout.rollout import Recording, Rollout
@@ -187,12 +188,20 @@ class Collector:
                 self._acting.policy,
                 exploration=self.exploration,
                 recording=Recording(
-                    sink=self.sink.append, seed=plan.settings.seed, keep_unfinished=True, cutting=self._cutting
+                    sink=self.sink.append,
+                    seed=plan.settings.seed,
+                    keep_unfinished=True,
+                    histories=bool(plan.settings.collect.tasks),
+                    cutting=self._cutting,
                 ),
                 on_failure=self._report_failure,
                 on_env_error=plan.settings.collect.on_env_error,
             )
             self._name_policy()
+            if existing is not None and self.before and plan.settings.collect.tasks:
+                self.rollout.continue_histories(
+                    replay_histories(existing, plan.name, self._acting.policy, self.env.num_envs)
+                )
             self.rollout.begin()
             stack.pop_all()  # from here on, `__exit__` closes the environments
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel
 
 from pipelines.config.cores import available_cores
@@ -28,6 +29,7 @@ _BATCH_SECONDS = 1e-3  # step of all actors; the rollout loop itself takes about
 _WORTH_SECONDS = 2e-3  # a shorter step of all actors is not distributed over workers
 _SHARE_SECONDS = 1e-3  # minimum share of it per worker
 _QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than transferring its result
+_DRAWS = 100  # of as many episodes as tasks are wanted, before giving up
 _MESSAGE_SECONDS = 30e-3  # work that justifies a message to a worker, which polls every 1 ms
 
 
@@ -117,8 +119,10 @@ def with_actors(
     begun = (stored or {}).get("collect", {})
     steps, actors = _number(collect.steps, begun.get("steps")), _number(collect.actors, begun.get("actors"))
     if collect.tasks:
-        collect = collect.model_copy(update={"tasks": read_tasks(collect.tasks)})
-        actors = _count_holders(collect)
+        tasks = collect.tasks
+        named = draw_tasks(tasks, env, collect, listener) if isinstance(tasks, int) else read_tasks(tasks)
+        collect = collect.model_copy(update={"tasks": named})
+        actors = _count_holders(collect, len(named))
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
@@ -155,12 +159,30 @@ def read_tasks(named: Sequence[str]) -> tuple[str, ...]:
     return tasks
 
 
-def _count_holders(collect: CollectSettings) -> int:
+def draw_tasks(count: int, env: EnvSettings, collect: CollectSettings, listener: Listener) -> tuple[str, ...]:
+    """Draw `count` different tasks as the environment's episodes do, in a fixed order that no run's seed changes.
+    UsageError if so many are not found in a hundred times as many episodes."""
+    actors, found = min(count, MANY), dict[str, None]()
+    workers, patience = int(is_users(env.name or "")), collect.env_timeout_seconds
+    made = make_env(env, actors=actors, seed=0, workers=workers, timeout_seconds=patience, listener=listener)
+    with contextlib.closing(made):
+        for _ in range(_DRAWS * -(-count // actors)):
+            made.reset()
+            found.update(dict.fromkeys(made.tasks(np.arange(actors))))
+            if len(found) >= count:
+                return tuple(found)[:count]
+    raise UsageError(
+        f"environment '{env.name}' drew {len(found)} different tasks, fewer than collect.tasks = {count}",
+        hint=f"give a number of at most {len(found)}, or names",
+    )
+
+
+def _count_holders(collect: CollectSettings, tasks: int) -> int:
     """Count the actors that hold tasks. UsageError if another number is set."""
-    count = len(collect.tasks) * collect.copies
+    count = tasks * collect.copies
     if collect.actors not in ("auto", count):
         raise UsageError(
-            f"{len(collect.tasks)} tasks x {collect.copies} copies need {count} actors, not {collect.actors}",
+            f"{tasks} tasks x {collect.copies} copies need {count} actors, not {collect.actors}",
             hint="leave out --actors; a run keeps its number of actors, so other tasks need another --run",
         )
     return count

@@ -126,12 +126,15 @@ class ActorGroup:
 
     `time` counts the steps of each actor's episode, 0 if none is running; `chunk` the pieces of it that were cut off so
     far. `kept_steps`: of an episode that was cut, rows that stay readable. `strikes`: consecutive failures of each
-    actor's environment. `pending`: actions whose step is in progress, and their exploration rate; `waits_on`: pending
+    actor's environment. `history_index`: the place of each actor's episode in its history; None if episodes are not
+    stored as histories. `pending`: actions whose step is in progress, and their exploration rate; `waits_on`: pending
     results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of the exploration rates of all
     steps of all actors.
     """
 
-    def __init__(self, env: Env, number: int, place: slice, *, recorded: bool, kept_steps: int = 0) -> None:
+    def __init__(
+        self, env: Env, number: int, place: slice, *, recorded: bool, kept_steps: int = 0, histories: bool = False
+    ) -> None:
         self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
         self.recorder: Recorder | None = None
@@ -142,6 +145,7 @@ class ActorGroup:
         self.action = zeros(spaces.action, (n,))
         self.reward = np.zeros(n, dtype=np.float32)
         self.time, self.chunk = np.zeros((2, n), dtype=np.int64)
+        self.history_index = np.zeros(n, dtype=np.int64) if histories else None
         self._names = [""] * n  # of episodes that were cut
         self._told = [0] * n  # attempts in the pieces that were cut off
         self.total, self.epsilon, self.began = np.zeros((3, n))
@@ -193,10 +197,17 @@ class ActorGroup:
             self._paid[actor].append(float(self.total[actor]))
 
     def take(
-        self, actors: np.ndarray, shared: TrajectoryInfo, *, summarised: bool, unfinished: bool = False
+        self,
+        actors: np.ndarray,
+        shared: TrajectoryInfo,
+        own: Mapping[str, list[Any]],
+        *,
+        summarised: bool,
+        unfinished: bool = False,
     ) -> FinishedEpisodes:
-        """Remove and return the episodes of `actors`. `shared`: fields common to their trajectories; `summarised`:
-        include a summary of each; `unfinished`: they are cut short, and are left out of the statistics."""
+        """Remove and return the episodes of `actors`. `shared`: fields common to their trajectories, `own`: those in
+        which they differ; `summarised`: include a summary of each; `unfinished`: they are cut short, and are left out
+        of the statistics."""
         spec, lengths = self.env.spec, self.time[actors]
         tasks, returns = self.env.tasks(actors), self.total[actors].tolist()
         outcomes = [tuple(self.attempts[actor]) for actor in actors.tolist()]
@@ -205,8 +216,10 @@ class ActorGroup:
         trajectories = None
         if self.recorder is not None:
             known = {"success": success} if spec.has_success and not unfinished else {}
-            trajectories = self._record_parts(actors, shared, tasks, known, truncated=unfinished)
+            trajectories = self._record_parts(actors, shared, tasks, {**own, **known}, truncated=unfinished)
         self.time[actors] = 0
+        if self.history_index is not None:
+            self.history_index[actors] += 1
         if unfinished:
             return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
         achieved = self.env.achieved(actors) if summarised else np.zeros((0, 0), dtype=bool)
@@ -231,14 +244,13 @@ class ActorGroup:
         )
         return FinishedEpisodes(number=len(actors), stats=tally, episodes=episodes, trajectories=trajectories)
 
-    def cut(self, actors: np.ndarray, shared: TrajectoryInfo) -> FinishedEpisodes:
-        """Cut off the running pieces of `actors`, whose episodes go on; `shared`: fields common to their
-        trajectories. A piece is truncated after its newest row, from which learning bootstraps, and with which the next
+    def cut(self, actors: np.ndarray, shared: TrajectoryInfo, own: Mapping[str, list[Any]]) -> FinishedEpisodes:
+        """Cut off the running pieces of `actors`, whose episodes go on; `shared` and `own` as for `take`. A piece is truncated after its newest row, from which learning bootstraps, and with which the next
         piece begins."""
         assert self.recorder is not None
         for actor in actors.tolist():
             self._names[actor] = self._names[actor] or uuid4().hex
-        known = {"continues": [True] * len(actors)}
+        known = {**own, "continues": [True] * len(actors)}
         trajectories = self._record_parts(actors, shared, self.env.tasks(actors), known, truncated=True)
         self.recorder.cut(actors)
         self.chunk[actors] += 1
@@ -274,6 +286,9 @@ class ActorGroup:
             each |= {"attempts": attempts} if any(attempts) else {}
         goals = self.env.goal_texts(actors)
         each |= {"goal_text": goals} if any(goals) else {}
+        if self.history_index is not None:
+            own = [f"{shared.collector}/{self.place.start + actor}/{task}" for actor, task in zip(numbers, tasks)]
+            each |= {"history": own, "history_index": self.history_index[actors].tolist()}
         names = [self._names[actor] for actor in numbers]
         if any(names):
             first = (self.time[actors] - lengths).tolist()

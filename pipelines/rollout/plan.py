@@ -16,7 +16,14 @@ import numpy as np
 from pipelines.config import bundle_record
 from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory, process
-from pipelines.config.settings import EnvSettings, EvaluateSettings, LakeSettings, Settings
+from pipelines.config.settings import (
+    CollectSettings,
+    EnvSettings,
+    EvaluateSettings,
+    LakeSettings,
+    LearnerSettings,
+    Settings,
+)
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
@@ -28,6 +35,7 @@ from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
 from pipelines.rollout.follower import CheckpointFollower, policy_source
+from pipelines.rollout.learners import is_learner, make_learner
 from pipelines.rollout.policies import Acting, load_policy, trained
 from pipelines.rollout.rollout import Cutting
 
@@ -62,8 +70,25 @@ class NamedPolicy:
     name: str
     greedy: bool
     action_mask: str
+    learner: LearnerSettings = LearnerSettings()
+
+    @classmethod
+    def of(cls, settings: Settings, wanted: CollectSettings) -> NamedPolicy:
+        """Name the policy of a collect. UsageError for a learner whose actors change tasks."""
+        if is_learner(wanted.policy):
+            if not wanted.tasks:
+                raise UsageError(
+                    f"'{wanted.policy}' learns one task for each actor, but episodes draw their tasks",
+                    hint="give collect.tasks, names of tasks or a number of them",
+                )
+            if wanted.explore is True:
+                raise UsageError(f"'{wanted.policy}' explores by itself", hint="leave out collect.explore")
+        return cls(wanted.policy, wanted.greedy, settings.agent.action_mask, wanted.learner)
 
     def __call__(self, env: Env, seed: int) -> Acting:
+        if is_learner(self.name):
+            learner = make_learner(self.name, env.spec.spaces, self.learner, num_actors=env.num_envs, seed=seed)
+            return Acting(policy=learner, policy_id=self.name, version=0)
         return load_policy(self.name, env, seed=seed, greedy=self.greedy, action_mask=self.action_mask)
 
 
@@ -128,6 +153,7 @@ class CollectionPlan:
         """Make the environments of all actors, each of which holds its task if tasks are named. InputMissing for a task
         that the environment does not have."""
         env, tasks = self.settings.env, self.settings.collect.tasks
+        assert not isinstance(tasks, int)  # the stage has drawn them
         made = make_env(
             env,
             actors=self.actors,
@@ -151,7 +177,8 @@ class CollectionPlan:
     def make_exploration(self, spec: EnvSpec, *, seed: int, before: int) -> Exploration | None:
         """Make the schedule of exploration, after `before` steps; None without exploration."""
         explore, mask = self.settings.collect.explore, self.settings.agent.action_mask
-        if not (explore is True or (self.behaviour is None and explore == "auto")):
+        by_schedule = self.behaviour is None and explore == "auto" and not is_learner(self.settings.collect.policy)
+        if not (explore is True or by_schedule):
             return None
         schedule = {"steps": max(self.settings.exploration.steps // self.sharers, 1)}
         actor = self.settings.agent.actor
@@ -175,7 +202,7 @@ class CollectionPlan:
         if self.policy is not None:
             return self.policy(env, seed), None
         if not wanted.follow:
-            return load_policy(wanted.policy, env, seed=seed, greedy=wanted.greedy, action_mask=mask), None
+            return NamedPolicy.of(self.settings, wanted)(env, seed), None
         if wanted.policy != "auto":
             raise UsageError(
                 f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
@@ -322,6 +349,7 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
         else str(Path(wanted.follow).resolve()),
         "greedy": wanted.greedy,
         **({"tasks": list(wanted.tasks), "copies": wanted.copies} if wanted.tasks else {}),
+        **({"learner": wanted.learner.model_dump(mode="json")} if is_learner(policy) else {}),
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
         "action_mask": settings.agent.action_mask,
     }

@@ -23,6 +23,7 @@ from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
 from pipelines.rollout.group import ActorGroup, JoinedGroups, both, mean_epsilon, next_to_end
+from pipelines.rollout.learners import Learner
 from pipelines.rollout.policies import Policy
 
 UNFINISHED = "unfinished"  # tag of an episode cut short by the end of the rollout
@@ -55,13 +56,15 @@ class Recording:
     them before `run` or `settle` returns.
 
     Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
-    with no success (they did not fail), and left out of all means. Counts and means are those of whole episodes, even
+    with no success (they did not fail), and left out of all means. With `histories`, the episodes of each actor are a
+    history. Counts and means are those of whole episodes, even
     where pieces of them are stored.
     """
 
     sink: Sink
     seed: int = 0
     keep_unfinished: bool = False
+    histories: bool = False
     cutting: Cutting = Cutting()
 
 
@@ -102,7 +105,14 @@ class Rollout:
         for part in env.parts:
             place = slice(first, first + part.num_envs)
             self._groups.append(
-                ActorGroup(part, len(self._groups), place, recorded=recording is not None, kept_steps=cutting.kept)
+                ActorGroup(
+                    part,
+                    len(self._groups),
+                    place,
+                    recorded=recording is not None,
+                    kept_steps=cutting.kept,
+                    histories=recording is not None and recording.histories,
+                )
             )
             first += part.num_envs
         self._rounds, self._overlapping = 0, False
@@ -198,6 +208,11 @@ class Rollout:
             episodes_dropped=self.episodes_dropped - self._before[2],
         )
 
+    def continue_histories(self, indices: np.ndarray) -> None:
+        """Number the next episode of each actor in its history (N,); call before the first step."""
+        for group in self._groups:
+            group.history_index = indices[group.place].copy()
+
     def begin(self) -> None:
         """Start the first episode of every actor, unless `step` has. Errors as for `run`."""
         for group in self._groups:
@@ -272,6 +287,7 @@ class Rollout:
         observation, spec = actors.observation, self.env.spec
         assert observation is not None
         given = {} if part is None else {"part": part}
+        explored = self._policy.epsilon if isinstance(self._policy, Learner) else 0.0
         actions = self._policy.act(observation, actors.action, actors.reward, actors.time, **given)
         if actions.shape != actors.action.shape:
             raise StageFailed(
@@ -280,7 +296,7 @@ class Rollout:
             )
         if self._action_is_box:
             actions = np.clip(actions, -1.0, 1.0)
-        epsilon: np.ndarray | float = 0.0
+        epsilon: np.ndarray | float = explored
         if self.exploration is not None:
             actions, epsilon = self.exploration(actions, actors.time, observation, part)
         self._policy_seconds += time.perf_counter() - began
@@ -311,12 +327,20 @@ class Rollout:
             # A piece is cut before the next step is added, so that none is left empty when an episode or the rollout
             # ends there.
             if self._chunk_steps and len(due := group.running(self._chunk_steps)):
-                self._finished.put(turn, group.cut(due, self._info()))
+                self._finished.put(turn, group.cut(due, self._info(), self._versions(group, due)))
+            observed = group.observation
             group.add(actions, result, epsilon)
             self.total_steps += len(failed)
         if error is not None:
             failed[[actor for failure in error.failures for actor in failure.actors]] = True
             self._drop(group, failed)
+        if result is not None and isinstance(self._policy, Learner):
+            assert observed is not None
+            learns = np.flatnonzero(~failed)
+            steps = {name: values[learns] for name, values in observed.items()}
+            ended = (result.terminated | result.reset)[learns]
+            after = {name: values[learns] for name, values in result.observation.items()}
+            self._policy.learn(group.place.start + learns, steps, actions[learns], result.reward[learns], ended, after)
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():
@@ -362,7 +386,14 @@ class Rollout:
 
     def _taken(self, group: ActorGroup, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
         shared = self._info(tags={UNFINISHED: "true"} if unfinished else {})
-        return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
+        own = self._versions(group, actors)
+        return group.take(actors, shared, own, summarised=self._summarised, unfinished=unfinished)
+
+    def _versions(self, group: ActorGroup, actors: np.ndarray) -> dict[str, list[int]]:
+        """The updates of each actor's learner, if it has one of its own."""
+        if not isinstance(self._policy, Learner):
+            return {}
+        return {"policy_version": self._policy.version[group.place][actors].tolist()}
 
     def _info(self, tags: Mapping[str, str] | None = None) -> TrajectoryInfo:
         """Collect the facts that trajectories which are taken now have in common."""
@@ -381,7 +412,8 @@ class Rollout:
         stored = 0
         for group in self._groups:
             if len(actors := group.running(least)):
-                self._finished.put((group.rounds, group.number), group.cut(actors, self._info()))
+                pieces = group.cut(actors, self._info(), self._versions(group, actors))
+                self._finished.put((group.rounds, group.number), pieces)
                 stored += len(actors)
         self._finished.flush()
         return stored

@@ -227,12 +227,12 @@ class ChainRunner:
 
     def _save_policy(self, wanted: CollectSettings, listener: Listener) -> NamedPolicy:
         """Name the policy of a stage for other processes, which load the agent's weights from a checkpoint."""
-        name = wanted.policy
-        if name == "auto":
+        named = NamedPolicy.of(self.settings, wanted)
+        if named.name == "auto":
             learner = self._training(listener).learner
             self._training(listener).save()
-            name = f"{self.directory.path.absolute()}@{learner.update}"
-        return NamedPolicy(name, wanted.greedy, self.settings.agent.action_mask)
+            named = replace(named, name=f"{self.directory.path.absolute()}@{learner.update}")
+        return named
 
     def _steps(self) -> int:
         """Return the environment steps collected by the chain so far, including earlier processes."""
@@ -244,7 +244,7 @@ class ChainRunner:
     def _make_policy(self, wanted: CollectSettings, listener: Listener, env: Env, seed: int) -> Acting:
         """Return the policy of a stage: one that its settings name, or the agent as it is now."""
         if wanted.policy != "auto":
-            named = NamedPolicy(wanted.policy, wanted.greedy, self.settings.agent.action_mask)
+            named = NamedPolicy.of(self.settings, wanted)
             if named not in self._other_policies:
                 self._other_policies[named] = named(env, seed)
             return self._other_policies[named]

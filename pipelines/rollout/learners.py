@@ -1,0 +1,221 @@
+"""Learners: policies that learn while they collect, so that the lake receives histories of learning.
+
+Every actor has a learner of its own, which starts from nothing; all of them are updated at once, in arrays. N actors, A
+actions, S distinct observations so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from pipelines.config.settings import LearnerSettings
+from pipelines.errors import StageFailed, UsageError
+from pipelines.lake.reading import Reader, join_pieces
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.store import Lake
+from pipelines.nearest import did_you_mean
+from pipelines.rollout.policies import Policy
+
+PREFIX = "learner:"
+_MOST_NUMBERS = 64  # in an observation of integers
+_MOST_BYTES = 1 << 30  # of all tables
+_FIRST_STATES = 64
+_STREAM = 5  # a stream separate from other policies with the same seed
+
+
+@runtime_checkable
+class Learner(Policy, Protocol):
+    """A policy that is told the result of every step. `version` (N,) int64: updates of each actor's learner; `epsilon`
+    (N,): the rate at which each now explores."""
+
+    @property
+    def version(self) -> np.ndarray: ...
+
+    @property
+    def epsilon(self) -> np.ndarray: ...
+
+    def learn(
+        self,
+        actors: np.ndarray,
+        observation: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        ended: np.ndarray,
+        following: Mapping[str, np.ndarray],
+    ) -> None:
+        """Learn from a step of each of the distinct `actors` (m,): from `observation` (m, ...), `action` (m,) led to
+        `reward` (m,) and to `following` (m, ...). `ended` (m,) bool: nothing more is paid from there."""
+
+
+class QLearning:
+    """Tabular Q-learning (Watkins 1989): epsilon-greedy, ties broken at random, epsilon falling linearly from 1.
+
+    UsageError if the spaces are not discrete; StageFailed if the tables outgrow a gigabyte.
+    """
+
+    def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> None:
+        if not isinstance(spaces.action, Discrete):
+            raise UsageError(
+                f"{PREFIX}q-learning needs discrete actions, not {_describe(spaces.action)}",
+                hint="choose another environment, or another --policy",
+            )
+        for name, space in spaces.observation.items():
+            if not _is_countable(space):
+                raise UsageError(
+                    f"{PREFIX}q-learning needs discrete observations; '{name}' is {_describe(space)}",
+                    hint="choose another environment or other observations, e.g. --set env.observation=cells of "
+                    "dark-room",
+                )
+        self._settings = settings
+        self._types = {name: spaces.observation[name].dtype for name in sorted(spaces.observation)}
+        self._rng = np.random.default_rng([seed, _STREAM])
+        self._states: dict[bytes, int] = {}
+        self._values = np.zeros((num_actors, _FIRST_STATES, spaces.action.n))
+        self.version = np.zeros(num_actors, dtype=np.int64)
+
+    @property
+    def epsilon(self) -> np.ndarray:
+        progress = np.minimum(self.version / self._settings.epsilon_steps, 1.0)
+        return 1.0 + progress * (self._settings.epsilon_last - 1.0)
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        num_actors, _, num_actions = self._values.shape
+        values = self._values[np.arange(num_actors), self._find(observation)]
+        explores, pick = self._rng.random((2, num_actors))
+        order = self._rng.random(values.shape)
+        best = np.where(values == values.max(axis=1, keepdims=True), order, -1.0).argmax(axis=1)
+        return np.where(explores < self.epsilon, (pick * num_actions).astype(np.int64), best)
+
+    def learn(
+        self,
+        actors: np.ndarray,
+        observation: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        ended: np.ndarray,
+        following: Mapping[str, np.ndarray],
+    ) -> None:
+        state, after = self._find(observation), self._find(following)
+        rest = np.where(ended, 0.0, self._values[actors, after].max(axis=1))
+        place = actors, state, action
+        error = reward.astype(np.float64) + self._settings.discount * rest - self._values[place]
+        self._values[place] += self._settings.learning_rate * error
+        self.version[actors] += 1
+
+    def _find(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Number observations (m, ...) by their values: (m,)."""
+        columns = [np.ascontiguousarray(observation[name], dtype=dtype) for name, dtype in self._types.items()]
+        flat = [column.reshape(len(column), -1).view(np.uint8) for column in columns]
+        rows = np.ascontiguousarray(np.concatenate(flat, axis=1))
+        known = self._states
+        found = [known.setdefault(row, len(known)) for row in rows.view(f"V{rows.shape[1]}")[:, 0].tolist()]
+        if len(known) > self._values.shape[1]:
+            self._grow()
+        return np.array(found, dtype=np.int64)
+
+    def _grow(self) -> None:
+        num_actors, _, num_actions = self._values.shape
+        states = 2 * len(self._states)
+        if num_actors * states * num_actions * self._values.itemsize > _MOST_BYTES:
+            raise StageFailed(
+                f"the tables of {PREFIX}q-learning have outgrown {_MOST_BYTES >> 20:,} MiB: "
+                f"{len(self._states):,} observations",
+                hint="choose smaller observations, or fewer actors",
+            )
+        larger = np.zeros((num_actors, states, num_actions))
+        larger[:, : self._values.shape[1]] = self._values
+        self._values = larger
+
+
+def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int) -> np.ndarray:
+    """Let a learner learn again what the collector has stored, in order, and return the place of each actor's next
+    episode in its history (num_actors,) int64.
+
+    A learner keeps nothing of its own on a disk: the lake holds all that it learned from. Only steps that a crash kept
+    from being stored are not learned again. StageFailed if episodes have expired since.
+    """
+    quoted = collector.replace("'", "''")
+    text = f"""select history, history_index, uid, first_step from trajectories
+        where collector = '{quoted}' and history is not null and base_uid is null
+        order by history_index, history, first_step"""
+    following = np.zeros(num_actors, dtype=np.int64)
+    rounds: dict[int, list[tuple[int, str, int]]] = {}
+    for history, index, uid, first_step in query(lake, text)[1]:
+        actor = int(history.removeprefix(f"{collector}/").partition("/")[0])
+        rounds.setdefault(index, []).append((actor, uid, first_step))
+    reader = Reader(lake)
+    for index, pieces in sorted(rounds.items()):
+        actors, first = np.unique([actor for actor, *_ in pieces], return_index=True)
+        if isinstance(policy, Learner):
+            if (following[actors] < index).any() or any(pieces[place][2] for place in first.tolist()):
+                raise StageFailed(
+                    f"episodes that '{collector}' learned from have gone from lake '{lake.name}'",
+                    hint="collect into another run, without a limit on the lake's size",
+                )
+            _learn_again(policy, reader, pieces)
+        following[actors] = index + 1
+    return following
+
+
+def _learn_again(learner: Learner, reader: Reader, pieces: Sequence[tuple[int, str, int]]) -> None:
+    """Repeat what `learner` did in one episode of each actor, all at the same step of their episodes."""
+    episodes: dict[int, list[Mapping[str, np.ndarray]]] = {}
+    names = [column.name for column in reader.lake.only_schema().columns]
+    for actor, uid, _ in pieces:
+        episodes.setdefault(actor, []).append(reader.read_columns(uid, names))
+    joined = {actor: join_pieces(parts) for actor, parts in episodes.items()}
+    length = {actor: len(columns[REWARD]) - 1 for actor, columns in joined.items()}
+    observed = [name for name in next(iter(joined.values())) if name not in (ACTION, REWARD, TERMINATED, TRUNCATED, RESET)]
+    for t in range(max(length.values())):
+        actors = [actor for actor in joined if length[actor] > t]
+        before, after = (
+            {name: np.stack([joined[actor][name][row] for actor in actors]) for name in observed} for row in (t, t + 1)
+        )
+        action, reward, terminated, reset = (
+            np.stack([joined[actor][name][t + 1] for actor in actors]) for name in (ACTION, REWARD, TERMINATED, RESET)
+        )
+        learner.learn(np.array(actors), before, action, reward, (terminated | reset) != 0, after)
+
+
+def is_learner(policy: str) -> bool:
+    """Check whether the name of a policy is that of a learner."""
+    return policy.startswith(PREFIX)
+
+
+def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> Learner:
+    """Make a learner for each actor. UsageError if there is none called `name`, or if it cannot learn in `spaces`."""
+    kind = name.removeprefix(PREFIX)
+    if kind not in _LEARNERS:
+        known = [f"{PREFIX}{each}" for each in _LEARNERS]
+        raise UsageError(
+            f"unknown learner '{name}'", hint=did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
+        )
+    return _LEARNERS[kind](spaces, settings, num_actors=num_actors, seed=seed)
+
+
+_LEARNERS = {"q-learning": QLearning}
+
+
+def _is_countable(space: Space) -> bool:
+    """Check whether an observation is discrete, or a few integers."""
+    if isinstance(space, Box):
+        return np.dtype(space.dtype).kind in "biu" and space.flat_size <= _MOST_NUMBERS
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
+
+
+def _describe(space: Space) -> str:
+    shape: Sequence[int] = space.shape
+    sizes = " x ".join(map(str, shape)) or "1"
+    return f"{type(space).__name__} of {sizes} {getattr(space, 'dtype', 'number')} ({math.prod(shape)} in all)"
