@@ -133,6 +133,7 @@ class LakeSettings(SettingsModel):
 
 # Value of `train.context_length = "auto"` if the longest episode is unknown, and its upper bound.
 _CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
+_HISTORY_EPISODES = 4  # in an automatic context of a history, as in Algorithm Distillation
 
 
 class TrainSettings(SettingsModel):
@@ -143,8 +144,15 @@ class TrainSettings(SettingsModel):
     batch_size: int = Field(24, ge=1)
     """Windows per update."""
     context_length: Annotated[int | Literal["auto"], count_or_auto(1, 2**31 - 1)] = "auto"
-    """Steps of a training window, and the context length of the acting policy. `auto`: the longest possible episode, up
-    to 256 (128 if unknown); fixed when training begins."""
+    """Steps of a training window, and the context length of the acting policy. `auto`: the longest possible episode, or
+    four of them for a history, up to 256 (128 if unknown); fixed when training begins."""
+    context: Literal["trajectory", "history"] = "trajectory"
+    """`trajectory`: a window shows one trajectory; `history`: it goes on with the next episodes of the same actor and
+    task, which `collect.tasks` stores, so that the agent learns to improve from episode to episode."""
+    history_order: Literal["time", "return", "shuffle"] = "time"
+    """Order of the episodes in a window of a history: as they were played, by increasing return, or at random."""
+    history_stride: int = Field(1, ge=1)
+    """Every how many-th episode of that order a window shows: with more, it shows faster progress."""
     burn_in: int = Field(0, ge=0)
     """First steps of a window that only warm up the encoder's memory and do not count in the losses, unless the window
     begins its trajectory; for recurrent encoders."""
@@ -240,6 +248,14 @@ class TrainSettings(SettingsModel):
         return self
 
     @model_validator(mode="after")
+    def _histories_as_they_are(self) -> TrainSettings:
+        if self.context == "history" and self.relabel.relabeler:
+            raise ValueError(
+                "relabel is not possible together with context 'history'; store the versions instead: amago relabel"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sharded_as_it_is(self) -> TrainSettings:
         if self.sharding == "fsdp" and self.compile:
             raise ValueError("compile is not possible together with sharding 'fsdp'")
@@ -254,6 +270,8 @@ class TrainSettings(SettingsModel):
         """Return the context length for episodes of at most `horizon` steps (None: unknown)."""
         if self.context_length != "auto":
             return self.context_length
+        if horizon is not None and self.context == "history":
+            horizon *= _HISTORY_EPISODES
         return max(_CONTEXT_LENGTH if horizon is None else min(horizon, LONGEST_CONTEXT), self.burn_in + 1)
 
 
@@ -279,6 +297,9 @@ class EvaluateSettings(SettingsModel):
 
     episodes: int = Field(100, ge=1)
     """Number of complete episodes to play."""
+    attempts: int = Field(1, ge=1, le=100_000)
+    """Play each episode so many times at the same task without clearing the agent's memory, as one episode of so many
+    attempts: shows whether the agent improves from one to the next."""
     actors: int = Field(50, ge=1, le=65_536)
     """Environments stepped as one batch (at most `episodes`), over all evaluators."""
     evaluators: int = Field(1, ge=1, le=4_096)

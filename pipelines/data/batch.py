@@ -23,7 +23,8 @@ class Batch:
 
     `trajectory` (B,) int64: row of the view's table; `lake` (B,) int64: index of the lake in a mixture. `importance`
     (B,) float64: importance weights of the windows' losses under prioritized replay, up to a factor. `warm_up` (B,)
-    int64: first steps of a window that do not count in the losses; None: all count.
+    int64: first steps of a window that do not count in the losses; None: all count. `cut_off` (B, L) bool: steps after
+    which an episode was truncated and another follows in the window, so that what they led to is not known; None: none.
 
     The arrays belong to the holder of the batch; the sampler reuses their memory only once no reference is left.
     """
@@ -35,6 +36,7 @@ class Batch:
     lake: np.ndarray | None = None
     importance: np.ndarray | None = None
     warm_up: np.ndarray | None = None
+    cut_off: np.ndarray | None = None
 
     @property
     def mask(self) -> np.ndarray:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.data.batch import Batch, Buffers
+from pipelines.data.histories import Parts
 from pipelines.data.readahead import Readahead, prepare
 from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import blob_key, segment_key
+from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile, require_sound
 from pipelines.lake.storage import LocalStorage
 
@@ -35,6 +37,18 @@ class LentRows:
     before: np.ndarray
     count: np.ndarray
     warm_up: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows to copy for each of some parts (P,) int64: `count` ones of its trajectory from `start` on, to `target`."""
+
+    start: np.ndarray
+    count: np.ndarray
+    target: np.ndarray
+
+    def part(self, chosen: np.ndarray) -> _Rows:
+        return _Rows(self.start[chosen], self.count[chosen], self.target[chosen])
 
 
 class SegmentLost(Exception):
@@ -107,6 +121,89 @@ class Gatherer:
             trajectory=np.asarray(chosen)[order],
             warm_up=warm_up,
         )
+
+    def gather_parts(self, parts: Parts, size: int, out: Columns | None = None) -> Batch:
+        """Read windows (size,) that consist of `parts` of several trajectories, into `out` or into own buffers."""
+        if self._moves != self._view.moves:
+            self._close_moved()
+        table, rows = self._view.table[parts.row], self._rows
+        out = self._buffers.take(size) if out is None else out
+        if self._is_elsewhere:
+            self._fetch(table)
+        is_first, is_last = parts.is_first, parts.is_last
+        # A part shows the observations before its steps and what the steps led to; the window's last one also the
+        # observation after them, the first one also what led to its own first row.
+        seen = _Rows(parts.start, parts.steps + is_last, parts.window * rows + parts.place)
+        led = _Rows(parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first)
+        flat = {name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in out.items()}
+        observed = [column.name for column in self._view.schema.columns if column.role == "observation"]
+        for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
+            self._scatter(table, wanted, {name: flat[name] for name in names})
+        ends = parts.place + parts.steps
+        lengths = np.zeros(size, dtype=np.int64)
+        lengths[parts.window[is_last]] = ends[is_last] + 1
+        cut_off = self._mark_joins(parts, out)
+        for i in np.flatnonzero(lengths < rows).tolist():
+            for buffer in out.values():
+                buffer[i, lengths[i] :] = 0
+        begin = parts.start[is_first]  # a window that begins within an episode is not at its start: time 0 has no action
+        return Batch(
+            columns={name: buffer[:] for name, buffer in out.items()},
+            lengths=lengths,
+            start=np.minimum(begin, 1),
+            trajectory=parts.row[is_first],
+            cut_off=cut_off,
+        )
+
+    def _mark_joins(self, parts: Parts, out: Columns) -> np.ndarray | None:
+        """Set the flags of rows in which parts meet; return the steps (B, L) bool after which an episode was truncated,
+        or None if there are none."""
+        later = ~parts.is_first
+        window, row = parts.window[later], parts.place[later]
+        out[TRUNCATED][window, row] = 0
+        joins = parts.joins[later]
+        window, row = window[joins], row[joins]
+        out[RESET][window, row] = 1
+        unknown = out[TERMINATED][window, row] == 0
+        if not unknown.any():
+            return None
+        cut_off = np.zeros((len(out[RESET]), self._rows - 1), dtype=bool)
+        cut_off[window[unknown], row[unknown] - 1] = True
+        return cut_off
+
+    def _scatter(self, table: np.ndarray, rows: _Rows, out: Columns) -> None:
+        """Copy rows of trajectories, of which `table` (P,) says where they are, into the flat columns `out`."""
+        order = np.argsort(self._view.file_of[table["segment"]], kind="stable")
+        for a, b in self._by_file(table["segment"][order]):
+            chosen = order[a:b]
+            segment = self._view.segments[int(table["segment"][chosen[0]])]
+            own = {name: out[name] for name in out if name in segment.columns}
+            self._scatter_from(segment.number, table["row0"][chosen], rows.part(chosen), own)
+            rest = {name: out[name] for name in out if name not in own}
+            if not rest:
+                continue
+            chosen = chosen[np.argsort(self._view.file_of[table["base"][chosen]], kind="stable")]
+            for c, d in self._by_file(table["base"][chosen]):
+                one = chosen[c:d]
+                self._scatter_from(int(table["base"][one[0]]), table["base_row0"][one], rows.part(one), rest)
+
+    def _scatter_from(self, number: int, row0: np.ndarray, rows: _Rows, out: Columns) -> None:
+        """Copy `rows` of trajectories that begin at `row0` (n,) in the file of a segment."""
+        file = self._file(number)
+        first = row0.astype(np.int64) + rows.start
+        step = np.arange(rows.count.sum()) - np.repeat(np.cumsum(rows.count) - rows.count, rows.count)
+        source_row = np.repeat(first, rows.count) + step
+        target_row = np.repeat(rows.target, rows.count) + step
+        try:
+            for name, target in out.items():
+                source = file.columns.get(name)
+                if source is not None:
+                    target[target_row] = source[source_row]
+                    continue
+                for begin, count, place in zip(first.tolist(), rows.count.tolist(), rows.target.tolist(), strict=True):
+                    file.copy_rows(name, begin, begin + count, target[place : place + count])
+        except (IntegrityError, FileNotFoundError) as error:
+            raise self._lost(number, error) from error
 
     def _prepend(self, row: int, count: int, rows: int, window: Columns) -> None:
         """Move the `rows` rows of a window to the right, and put the last `count` before the end of trajectory `row` in

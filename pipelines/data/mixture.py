@@ -13,6 +13,7 @@ import numpy as np
 
 from pipelines.data.batch import Batch, Buffers
 from pipelines.data.gather import Columns
+from pipelines.data.histories import HistoryContext
 from pipelines.data.randomness import Purpose, stream
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.sampler import WindowSampler
@@ -48,7 +49,7 @@ class _MixedLake:
 
 class Mixture:
     """Sampler of batches from several `lakes`: views of one schema, made with the strategy's extra fields; with
-    `versions` of each; from a `span` of each and with `burn_in`, as `WindowSampler` says.
+    `versions` of each; from a `span` of each, with `burn_in` and `history`, as `WindowSampler` says.
 
     A batch is a function of `seed`, the update, the micro-batch and what is drawn from: `snapshots` and `arrays`
     together restore a mixture in another process.
@@ -65,11 +66,13 @@ class Mixture:
         versions: Sequence[Versions] | None = None,
         span: tuple[float, float] = (0.0, 1.0),
         burn_in: int = 0,
+        history: HistoryContext | None = None,
     ) -> None:
         schema: Schema = lakes[0][0].schema
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._seed, self._anneal_steps = seed, anneal_steps
         options: dict[str, Any] = {"length": length, "strategy": strategy, "span": span, "burn_in": burn_in}
+        options["history"] = history
         self.parts = [
             _MixedLake(view, WindowSampler(view, versions=own, **options), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
@@ -189,6 +192,7 @@ class Mixture:
 def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
     """Join batches whose windows are consecutive in `columns`."""
     importance = [batch.importance for batch in batches if batch.importance is not None]
+    cut_off = [batch.cut_off for batch in batches if batch.cut_off is not None]
     warm_up = [batch.warm_up for batch in batches if batch.warm_up is not None]
     return Batch(
         columns={name: buffer[:] for name, buffer in columns.items()},
@@ -198,4 +202,5 @@ def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batc
         lake=lake,
         importance=np.concatenate(importance) if importance else None,
         warm_up=np.concatenate(warm_up) if warm_up else None,
+        cut_off=np.concatenate(cut_off) if cut_off else None,
     )

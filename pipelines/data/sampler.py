@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.data.batch import Batch
 from pipelines.data.gather import Columns, Gatherer, LentRows, SegmentLost
+from pipelines.data.histories import Histories, HistoryContext
 from pipelines.data.relabel_on_the_fly import Derivation, DrawnVersions, Versions
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
@@ -36,6 +37,9 @@ class WindowSampler:
     The first `burn_in` steps of a window only warm up a memory (`Batch.warm_up`), unless it begins its trajectory. One
     that begins a piece of an episode is preceded by up to `burn_in` rows of the piece before, as far as it has room.
 
+    With a `history`, windows go on with the next episodes of the history that their first trajectory belongs to; the
+    view must have been made with the fields `HISTORY`. Others are not drawn, and `versions` are not shown.
+
     Exact: if each sampler draws in proportion to the length of its span, the expected number of draws of every
     trajectory is that of one sampler of the whole. Only in expectation: the draws themselves are others, and since
     each sampler's number of draws is fixed, those of a batch are spread more evenly. Borders move as the lake grows.
@@ -50,8 +54,10 @@ class WindowSampler:
         versions: Versions | None = None,
         span: tuple[float, float] = (0.0, 1.0),
         burn_in: int = 0,
+        history: HistoryContext | None = None,
     ) -> None:
-        self._burn_in = burn_in
+        self._burn_in, self._context = burn_in, history
+        self._histories: Histories | None = None
         self.view, self.length, self.strategy = view, length, strategy or Strategy()
         self._span = span
         self._order: np.ndarray | None = None  # rows of the table as they are drawn from; None: in their own order
@@ -81,6 +87,9 @@ class WindowSampler:
         while True:
             chosen = self._choose(batch_size, rng)
             try:
+                if self._histories is not None:
+                    batch = self._sample_histories(self._histories, chosen, rng, out)
+                    return replace(batch, importance=self._importance(batch)) if self.strategy.per_alpha else batch
                 drawn = self._draw_versions(chosen, rng) if self._versions is not None else None
                 start, stop = self._place(chosen, rng, drawn)
                 lent = self._lend(chosen, start, stop, drawn) if self._burn_in else None
@@ -89,6 +98,12 @@ class WindowSampler:
                 self.view.lose(lost.number, str(lost))
                 continue
             return replace(batch, importance=self._importance(batch)) if self.strategy.per_alpha else batch
+
+    def _sample_histories(
+        self, histories: Histories, chosen: np.ndarray, rng: np.random.Generator, out: Columns | None
+    ) -> Batch:
+        batch = self._gatherer.gather_parts(histories.walk(chosen, self.length, rng), len(chosen), out)
+        return replace(batch, warm_up=np.where(batch.start == 0, 0, self._burn_in)) if self._burn_in else batch
 
     def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw rows of the view's table, and steps [start, stop) of windows, (batch_size,) int64 each; no versions."""
@@ -99,7 +114,9 @@ class WindowSampler:
         if self.is_empty:
             raise InputMissing(
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
-                hint="collect some first, or widen the selection",
+                hint="collect some first, or widen the selection"
+                if self._context is None
+                else "train.context = \"history\" draws from episodes that were collected with collect.tasks",
             )
         first, stop = self._span
         point = (first + rng.random(batch_size) * (stop - first)) * self._total
@@ -207,7 +224,11 @@ class WindowSampler:
         if self._version == self.view.version:
             return
         table = self.view.table
-        mass = self.strategy.mass(table, self.length)
+        windows = None
+        if self._context is not None:
+            self._histories = Histories(table, self._context)
+            windows = self._histories.windows(len(table), self.length)
+        mass = self.strategy.mass(table, self.length, windows)
         if self._span != (0.0, 1.0):
             self._order = np.argsort(self.view.file_places()[self.view.file_of[table["base"]]], kind="stable")
             self._place_of = np.argsort(self._order) if self.strategy.per_alpha else None

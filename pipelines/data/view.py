@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.data.histories import HISTORY
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.footer import Footer, history_numbers, read_footer
 from pipelines.lake.live import Findings, LiveTable, Segment
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
@@ -291,6 +292,8 @@ class View:
             rows[name] = getattr(segment, name)
         if TASK[0] in (self._dtype.names or ()):
             rows["task"] = self._task_numbers(segment)
+        if HISTORY[0][0] in (self._dtype.names or ()):
+            self._describe_histories(segment, rows)
         return rows
 
     def _append(self, rows: np.ndarray) -> None:
@@ -343,6 +346,20 @@ class View:
         known = np.array([self._task_number(env or "", task or "") for env, task in names])
         place = positions(footer.uids(), segment.uids)
         return np.where(place >= 0, known[place], numbers)
+
+    def _describe_histories(self, segment: Segment, rows: np.ndarray) -> None:
+        """Read the fields `HISTORY` from the footer; of an unreadable one, none has a history."""
+        try:
+            footer = self._footer(segment.file)
+        except (FileNotFoundError, IntegrityError):
+            return
+        numbers = history_numbers(footer.trajectories)
+        if numbers is None:
+            return
+        place = positions(footer.uids(), segment.uids)
+        index, returns = (footer.trajectories[name].fill_null(0).to_numpy() for name in ("history_index", "return"))
+        for name, values in zip((name for name, _ in HISTORY), (numbers, index, returns), strict=True):
+            rows[name] = np.where(place >= 0, values[place], 0)
 
     def _footer(self, file: str) -> Footer:
         if self._last_footer is None or self._last_footer[0] != file:

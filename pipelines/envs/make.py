@@ -21,6 +21,7 @@ from pipelines.config.base import SettingsModel
 from pipelines.config.problems import describe, refuse
 from pipelines.envs.constructor import Parameter
 from pipelines.envs.env import Env
+from pipelines.envs.repeated import Repeated
 from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY, Entry
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean, nearest
@@ -38,11 +39,12 @@ def make(
     split: Split = "train",
     params: Mapping[str, Any] | SettingsModel | None = None,
     drawn: bool = False,
+    attempts: int = 1,
 ) -> Env:
     """Make `num_envs` actors of environment `name`, not yet reset.
 
     Tasks follow from (seed, split) and the episode's number alone. `drawn`: `Env.render` will be called, which some
-    environments must know when they are made. UsageError: no such environment, or wrong
+    environments must know when they are made. `attempts`: how often each episode is played (`Repeated`). UsageError: no such environment, or wrong
     parameters (all listed); InputMissing: it needs a package that is not installed.
 
     >>> env = make("tmaze", num_envs=2, seed=0, params={"corridor": 5})
@@ -61,7 +63,8 @@ def make(
     more: dict[str, Any] = {"label": name} if target != name else {}
     if drawn and "drawn" in inspect.signature(module.make).parameters:
         more["drawn"] = True
-    return module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **more)
+    made: Env = module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **more)
+    return made if attempts == 1 else Repeated(made, attempts)
 
 
 def settings_model(name: str) -> type[SettingsModel]:

@@ -150,6 +150,7 @@ class Order:
     total: int = 0
     play_only: tuple[str, ...] = ()
     play_evenly: bool = False
+    attempts: int = 1
 
     @property
     def places(self) -> list[slice]:
@@ -181,7 +182,14 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
     try:
         for mine in order.places:
             count = mine.stop - mine.start
-            env = make(order.name, num_envs=count, seed=order.seed, split=order.split, params=order.params)
+            env = make(
+                order.name,
+                num_envs=count,
+                seed=order.seed,
+                split=order.split,
+                params=order.params,
+                attempts=order.attempts,
+            )
             env.episodes = EpisodeCounter(num_envs=count, total=order.total, offset=order.offset + mine.start)
             envs.append(env)
         for env in envs:

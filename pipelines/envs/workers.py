@@ -54,6 +54,7 @@ class WorkerEnv(Env):
         timeout_seconds: float = 0.0,
         offset: int = 0,
         total: int = 0,
+        attempts: int = 1,
         listener: Listener = silent,
     ) -> None:
         super().__init__(num_envs=num_envs)
@@ -78,6 +79,7 @@ class WorkerEnv(Env):
                     slices=mine,
                     offset=offset,
                     total=self.episodes.total,
+                    attempts=attempts,
                 )
                 worker = Worker(order, self._memory, timeout_seconds=timeout_seconds, listener=listener)
                 self._workers.append(worker)

@@ -20,7 +20,8 @@ from pipelines.nets.timestep import TimestepEncoder
 
 class Windows(Protocol):
     """Batch of windows as `pipelines.data` draws it: columns (B, L+1, ...), valid rows `lengths` (B,), `start` (B,),
-    importance weights (B,) unless all are 1, and `warm_up` (B,), the first steps that do not count (None: all do).
+    importance weights (B,) unless all are 1, `warm_up` (B,), the first steps that do not count (None: all do), and
+    `cut_off` (B, L) bool, steps whose result is not in the window (None: none).
     """
 
     @property
@@ -33,6 +34,8 @@ class Windows(Protocol):
     def importance(self) -> np.ndarray | None: ...
     @property
     def warm_up(self) -> np.ndarray | None: ...
+    @property
+    def cut_off(self) -> np.ndarray | None: ...
 
 
 class _RowsAt(torch.autograd.Function):
@@ -104,7 +107,7 @@ class TensorBatch:
     """Rows 0..T of windows: row t is the token at time `start + t`, row t + 1 the result of the step from t.
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
-    unpadded steps; `counted`: those of them that count in the losses. `importance` (B,): weights of the losses of
+    unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights of the losses of
     windows; None: all 1. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row)
     are known without a device sync.
     """
@@ -123,7 +126,7 @@ class TensorBatch:
 
     @property
     def mask(self) -> Tensor:
-        """Valid (unpadded) steps (B, T)."""
+        """Valid steps (B, T): unpadded, with a known result."""
         return self.valid.mask_BT
 
     @property
@@ -150,20 +153,24 @@ class TensorBatch:
         columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
         index, start = np.arange(rows), np.asarray(windows.start, dtype=np.int64)[:, None]
         valid = index < lengths[:, None]
-        real = counted = valid[:, 1:]
+        real = valid[:, 1:]
+        if windows.cut_off is not None:  # targets do not reach across them either
+            real = real & ~windows.cut_off[:, : rows - 1]
+        counted = real
         if windows.warm_up is not None:
             counted = counted & (index[:-1] >= np.asarray(windows.warm_up)[:, None])
         if loss_mask:
             counted = counted & (windows.columns[loss_mask][:, : rows - 1].reshape(counted.shape) != 0)
         # One copy of all numbers, and one of all masks: each costs a device as much as a kernel.
         whole = [start + index, _places(real)]
-        masks = [valid]
+        masks = [valid] if windows.cut_off is None else [valid, real]
         if counted is not real:
             whole.append(_places(counted))
             masks.append(counted)
         time, *places = _move_together(whole, device)
         valid_rows, *others = _move_together(masks, device)
-        steps = StepIndex(valid_rows[:, 1:], *places[0].unbind())
+        known = others.pop(0) if windows.cut_off is not None else valid_rows[:, 1:]
+        steps = StepIndex(known, *places[0].unbind())
         return cls(
             observation={name: columns[name] for name in spaces.observation},
             action=columns[ACTION],

@@ -49,11 +49,12 @@ def make_env(
     drawn: bool = False,
     offset: int = 0,
     total: int = 0,
+    attempts: int = 1,
     listener: Listener = silent,
 ) -> Env:
     """Make an environment as one batch of `actors`, stepped in `workers` processes with a time limit, or to be `drawn`
-    in this one; `offset` and `total`, if they are a slice of more, as in `EpisodeCounter`. UsageError if `env` does not
-    name one."""
+    in this one; `offset` and `total`, if they are a slice of more, as in `EpisodeCounter`; `attempts`: how often each
+    episode is played. UsageError if `env` does not name one."""
     if not env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     name, params = env.name, env.params
@@ -69,9 +70,10 @@ def make_env(
             timeout_seconds=timeout_seconds,
             offset=offset,
             total=total,
+            attempts=attempts,
             listener=listener,
         )
-    made = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
+    made = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn, attempts=attempts)
     if total:
         made.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
     return made
@@ -81,7 +83,9 @@ def make_evaluation_env(
     env: EnvSettings, wanted: EvaluateSettings, *, actors: int, tasks: Sequence[str] = (), **more: Any
 ) -> Env:
     """Make the environment of an evaluation, as `make_env`: it plays `tasks` in turn, or each kind of task alike."""
-    made = make_env(env, actors=actors, seed=wanted.seed, split=wanted.task_split, **more)
+    made = make_env(
+        env, actors=actors, seed=wanted.seed, split=wanted.task_split, attempts=wanted.attempts, **more
+    )
     try:
         if tasks:
             made.play_only(tasks)

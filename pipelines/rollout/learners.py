@@ -16,14 +16,14 @@ from pipelines.config.settings import LearnerSettings
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.reading import Reader, join_pieces
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import Discrete, Space, Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.nearest import did_you_mean
 from pipelines.rollout.policies import Policy
 
 PREFIX = "learner:"
-_MOST_NUMBERS = 64  # in an observation of integers
+_MOST_NUMBERS = 64  # in an observation
 _MOST_BYTES = 1 << 30  # of all tables
 _FIRST_STATES = 64
 _STREAM = 5  # a stream separate from other policies with the same seed
@@ -56,7 +56,8 @@ class Learner(Policy, Protocol):
 class QLearning:
     """Tabular Q-learning (Watkins 1989): epsilon-greedy, ties broken at random, epsilon falling linearly from 1.
 
-    UsageError if the spaces are not discrete; StageFailed if the tables outgrow a gigabyte.
+    Observations are told apart by their exact values. UsageError if actions are not discrete, or observations large;
+    StageFailed if the tables outgrow a gigabyte, as they do where observations do not recur.
     """
 
     def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> None:
@@ -66,11 +67,11 @@ class QLearning:
                 hint="choose another environment, or another --policy",
             )
         for name, space in spaces.observation.items():
-            if not _is_countable(space):
+            if math.prod(space.shape) > _MOST_NUMBERS:
                 raise UsageError(
-                    f"{PREFIX}q-learning needs discrete observations; '{name}' is {_describe(space)}",
-                    hint="choose another environment or other observations, e.g. --set env.observation=cells of "
-                    "dark-room",
+                    f"{PREFIX}q-learning needs observations of at most {_MOST_NUMBERS} numbers; '{name}' is "
+                    f"{_describe(space)}",
+                    hint="choose an environment with smaller observations",
                 )
         self._settings = settings
         self._types = {name: spaces.observation[name].dtype for name in sorted(spaces.observation)}
@@ -132,7 +133,7 @@ class QLearning:
             raise StageFailed(
                 f"the tables of {PREFIX}q-learning have outgrown {_MOST_BYTES >> 20:,} MiB: "
                 f"{len(self._states):,} observations",
-                hint="choose smaller observations, or fewer actors",
+                hint="choose an environment whose observations recur, or fewer actors",
             )
         larger = np.zeros((num_actors, states, num_actions))
         larger[:, : self._values.shape[1]] = self._values
@@ -206,13 +207,6 @@ def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_ac
 
 
 _LEARNERS = {"q-learning": QLearning}
-
-
-def _is_countable(space: Space) -> bool:
-    """Check whether an observation is discrete, or a few integers."""
-    if isinstance(space, Box):
-        return np.dtype(space.dtype).kind in "biu" and space.flat_size <= _MOST_NUMBERS
-    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
 
 
 def _describe(space: Space) -> str:

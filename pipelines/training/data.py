@@ -14,6 +14,7 @@ import torch
 from pipelines.config.launch import is_main
 from pipelines.config.relabelling import ReplaySettings
 from pipelines.config.settings import TrainSettings
+from pipelines.data.histories import HISTORY, HistoryContext
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
@@ -146,13 +147,17 @@ def make_mixture(
         per_alpha=train.per_alpha,
         per_beta=train.per_beta,
     )
+    history = None
+    if train.context == "history":
+        history = HistoryContext(order=train.history_order, stride=train.history_stride)
+    extra = strategy.extra if history is None else (*strategy.extra, *HISTORY)
     views, versions = [], []
     for lake, share in lakes:
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
             selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
-        view = View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener, verify=train.verify)
+        view = View(lake, schema_id, selection=selection, extra=extra, listener=listener, verify=train.verify)
         views.append((view, share))
         if train.relabel.relabeler:
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
@@ -165,6 +170,7 @@ def make_mixture(
         versions=versions or None,
         span=span,
         burn_in=train.burn_in,
+        history=history,
     )
 
 

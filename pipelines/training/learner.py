@@ -63,6 +63,11 @@ class Learner:
             )
         self.micro_batch_size = train.batch_size // number
         require_loss_mask(train.loss_mask, spaces)
+        if train.context == "history" and getattr(agent.sequence, "position", "rope") != "rope":
+            raise UsageError(
+                "a window of a history may begin anywhere in it, so that absolute positions mean nothing",
+                hint="set agent.sequence.position to rope, or use a recurrent encoder",
+            )
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)

@@ -18,7 +18,7 @@ from pipelines.envs.scenes import GridScene, rows_of
 from pipelines.envs.suites.grid import coordinates, transitions
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import Box, Discrete, Space, Spaces
+from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
 GOAL = 0  # purpose of the only random draw
@@ -39,9 +39,6 @@ class DarkRoomSettings(ProtocolSettings):
     """Pay the first step on the goal in each attempt alone, not every one."""
     start: Literal["center", "corner"] = "center"
     """Cell where each attempt begins; corner: (0, 0)."""
-    observation: Literal["place", "cell"] = "place"
-    """`place`: coordinates, 1 at the start of an attempt, share of attempts finished; `cell`: the number of the cell
-    alone, for learners in tables, and for agents that learn from the histories of such learners."""
     holdout: float = Field(0.2, ge=0, lt=1)
     """Share of goal cells kept for `split = "test"`; 0: all cells on both sides."""
 
@@ -77,9 +74,6 @@ class DarkRoom(AttemptsEnv):
         if not (0 <= x < self.settings.size and 0 <= y < self.settings.size) or cell == self.settings.start_cell:
             raise ValueError("the goal is outside the room, or at the start")
         self.goal[actor] = cell
-
-    def _observe(self) -> dict[str, np.ndarray]:
-        return {"cell": self.cell.astype(np.int32)} if self.settings.observation == "cell" else super()._observe()
 
     def _place(self) -> np.ndarray:
         return self._coordinates.take(self.cell, axis=0)
@@ -157,12 +151,9 @@ _MOST_CELLS = 20 * 20  # of rooms whose random play is computed, in well under a
 
 def _spec(name: str, s: DarkRoomSettings, split: str) -> EnvSpec:
     chance, paid = random_play(s, split) if s.size**2 <= _MOST_CELLS else (None, None)
-    shown: dict[str, Space] = {"obs": Box(shape=(4,))}
-    if s.observation == "cell":
-        shown = {"cell": Discrete(n=s.size**2)}
     return EnvSpec(
         name=name,
-        spaces=Spaces(observation=shown, action=Discrete(n=len(MOVES))),
+        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=len(MOVES))),
         horizon=s.attempts * s.attempt_steps,
         num_attempts=s.attempts,
         has_success=True,
