@@ -134,7 +134,9 @@ class Gatherer:
         # A part shows the observations before its steps and what the steps led to; the window's last one also the
         # observation after them, the first one also what led to its own first row.
         seen = _Rows(parts.start, parts.steps + is_last, parts.window * rows + parts.place)
-        led = _Rows(parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first)
+        led = _Rows(
+            parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first
+        )
         flat = {name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in out.items()}
         observed = [column.name for column in self._view.schema.columns if column.role == "observation"]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
@@ -146,7 +148,9 @@ class Gatherer:
         for i in np.flatnonzero(lengths < rows).tolist():
             for buffer in out.values():
                 buffer[i, lengths[i] :] = 0
-        begin = parts.start[is_first]  # a window that begins within an episode is not at its start: time 0 has no action
+        begin = parts.start[
+            is_first
+        ]  # a window that begins within an episode is not at its start: time 0 has no action
         return Batch(
             columns={name: buffer[:] for name, buffer in out.items()},
             lengths=lengths,

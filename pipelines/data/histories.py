@@ -1,9 +1,9 @@
 """Windows over histories: consecutive episodes of one actor, joined as if they were attempts of one trajectory.
 
 An agent that is trained on them learns from what it sees across episodes, as in Algorithm Distillation (Laskin et al.
-2023, arXiv 2210.14215). Where one episode ends and the next begins, two rows are merged into one: it has the action, the
-reward and the flags of the last row, the observation of the first, and `reset` = 1. An environment that is attempted
-several times in a row returns just this (`envs.task_env.Attempts`), so that acting and training agree.
+2023, arXiv 2210.14215). Where one episode ends and the next begins, two rows are merged into one: it has the action,
+the reward and the flags of the last row, the observation of the first, and `reset` = 1. An environment that repeats its
+episodes returns just this (`envs.repeated`), so that acting and training agree.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class WindowSampler:
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
                 hint="collect some first, or widen the selection"
                 if self._context is None
-                else "train.context = \"history\" draws from episodes that were collected with collect.tasks",
+                else 'train.context = "history" draws from episodes that were collected with collect.tasks',
             )
         first, stop = self._span
         point = (first + rng.random(batch_size) * (stop - first)) * self._total

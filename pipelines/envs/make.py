@@ -44,8 +44,8 @@ def make(
     """Make `num_envs` actors of environment `name`, not yet reset.
 
     Tasks follow from (seed, split) and the episode's number alone. `drawn`: `Env.render` will be called, which some
-    environments must know when they are made. `attempts`: how often each episode is played (`Repeated`). UsageError: no such environment, or wrong
-    parameters (all listed); InputMissing: it needs a package that is not installed.
+    environments must know when they are made. `attempts`: how often each episode is played (`Repeated`). UsageError: no
+    such environment, or wrong parameters (all listed); InputMissing: it needs a package that is not installed.
 
     >>> env = make("tmaze", num_envs=2, seed=0, params={"corridor": 5})
     >>> env.reset()["obs"].shape

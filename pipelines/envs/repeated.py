@@ -25,7 +25,7 @@ class Repeated(Env):
         self._finished = np.zeros(env.num_envs, dtype=np.int64)
 
     @property
-    def episodes(self) -> EpisodeCounter:  # type: ignore[override]
+    def episodes(self) -> EpisodeCounter:
         return self._env.episodes
 
     @episodes.setter

@@ -107,9 +107,9 @@ class TensorBatch:
     """Rows 0..T of windows: row t is the token at time `start + t`, row t + 1 the result of the step from t.
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
-    unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights of the losses of
-    windows; None: all 1. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row)
-    are known without a device sync.
+    unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights
+    of the losses of windows; None: all 1. `lengths` (valid rows of each window) and `last_time` (the maximum time index
+    of a valid row) are known without a device sync.
     """
 
     observation: Mapping[str, Tensor]

@@ -83,9 +83,7 @@ def make_evaluation_env(
     env: EnvSettings, wanted: EvaluateSettings, *, actors: int, tasks: Sequence[str] = (), **more: Any
 ) -> Env:
     """Make the environment of an evaluation, as `make_env`: it plays `tasks` in turn, or each kind of task alike."""
-    made = make_env(
-        env, actors=actors, seed=wanted.seed, split=wanted.task_split, attempts=wanted.attempts, **more
-    )
+    made = make_env(env, actors=actors, seed=wanted.seed, split=wanted.task_split, attempts=wanted.attempts, **more)
     try:
         if tasks:
             made.play_only(tasks)
@@ -155,9 +153,10 @@ def read_tasks(named: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"{what} is not JSON: {error}", hint='write a list of tasks, e.g. ["goal=0,1"]') from error
         rows = listed if isinstance(listed, list) else []
         found = [each.get("task") if isinstance(each, dict) else each for each in rows]
-        if not found or not all(isinstance(each, str) for each in found):
+        names = [each for each in found if isinstance(each, str)]
+        if not names or len(names) < len(found):
             raise UsageError(f"{what} has no list of tasks", hint='write their names, e.g. ["goal=0,1", "goal=2,0"]')
-        tasks = tuple(found)
+        tasks = tuple(names)
     if twice := [task for task, count in Counter(tasks).items() if count > 1]:
         raise UsageError(f"{what} names '{twice[0]}' {tasks.count(twice[0])} times", hint="set collect.copies instead")
     return tasks

@@ -245,8 +245,8 @@ class ActorGroup:
         return FinishedEpisodes(number=len(actors), stats=tally, episodes=episodes, trajectories=trajectories)
 
     def cut(self, actors: np.ndarray, shared: TrajectoryInfo, own: Mapping[str, list[Any]]) -> FinishedEpisodes:
-        """Cut off the running pieces of `actors`, whose episodes go on; `shared` and `own` as for `take`. A piece is truncated after its newest row, from which learning bootstraps, and with which the next
-        piece begins."""
+        """Cut off the running pieces of `actors`, whose episodes go on; `shared` and `own` as for `take`. A piece is
+        truncated after its newest row, from which learning bootstraps, and with which the next piece begins."""
         assert self.recorder is not None
         for actor in actors.tolist():
             self._names[actor] = self._names[actor] or uuid4().hex
@@ -287,7 +287,10 @@ class ActorGroup:
         goals = self.env.goal_texts(actors)
         each |= {"goal_text": goals} if any(goals) else {}
         if self.history_index is not None:
-            own = [f"{shared.collector}/{self.place.start + actor}/{task}" for actor, task in zip(numbers, tasks)]
+            own = [
+                f"{shared.collector}/{self.place.start + actor}/{task}"
+                for actor, task in zip(numbers, tasks, strict=True)
+            ]
             each |= {"history": own, "history_index": self.history_index[actors].tolist()}
         names = [self._names[actor] for actor in numbers]
         if any(names):

@@ -92,8 +92,9 @@ class QLearning:
         prev_reward: np.ndarray,
         time: np.ndarray,
     ) -> np.ndarray:
+        state = self._find(observation)  # first: it may make the tables larger
         num_actors, _, num_actions = self._values.shape
-        values = self._values[np.arange(num_actors), self._find(observation)]
+        values = self._values[np.arange(num_actors), state]
         explores, pick = self._rng.random((2, num_actors))
         order = self._rng.random(values.shape)
         best = np.where(values == values.max(axis=1, keepdims=True), order, -1.0).argmax(axis=1)
@@ -178,7 +179,9 @@ def _learn_again(learner: Learner, reader: Reader, pieces: Sequence[tuple[int, s
         episodes.setdefault(actor, []).append(reader.read_columns(uid, names))
     joined = {actor: join_pieces(parts) for actor, parts in episodes.items()}
     length = {actor: len(columns[REWARD]) - 1 for actor, columns in joined.items()}
-    observed = [name for name in next(iter(joined.values())) if name not in (ACTION, REWARD, TERMINATED, TRUNCATED, RESET)]
+    observed = [
+        name for name in next(iter(joined.values())) if name not in (ACTION, REWARD, TERMINATED, TRUNCATED, RESET)
+    ]
     for t in range(max(length.values())):
         actors = [actor for actor in joined if length[actor] > t]
         before, after = (

@@ -7,7 +7,7 @@ to those of other processes, each with its share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -70,7 +70,7 @@ class NamedPolicy:
     name: str
     greedy: bool
     action_mask: str
-    learner: LearnerSettings = LearnerSettings()
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
 
     @classmethod
     def of(cls, settings: Settings, wanted: CollectSettings) -> NamedPolicy:
@@ -336,6 +336,7 @@ def name_in_run(behaviour: Mapping[str, Any], directory: RunDirectory) -> str:
 def describe_behaviour(settings: Settings) -> dict[str, Any]:
     """Describe how a collector outside a chain chooses its actions, as plain data."""
     wanted = settings.collect
+    assert not isinstance(wanted.tasks, int)  # the stage has drawn them
     path, at, checkpoint = wanted.policy.partition("@")
     policy = wanted.policy
     if RunDirectory(path).exists():

@@ -74,7 +74,7 @@ def test_windows_are_cuts_of_the_joined_history(lake: Lake, length: int, pieces:
     for i, rows in enumerate(batch.lengths.tolist()):
         window = {name: values[i, :rows] for name, values in batch.columns.items()}
         assert not any(values[i, rows:].any() for values in batch.columns.values())
-        (name, at), = find(window, whole)
+        ((name, at),) = find(window, whole)
         begins[name, at] += 1
         size = len(whole[name]["reward"]) - 1
         assert rows - 1 == min(length, size - at) or at == 0
@@ -145,7 +145,8 @@ def test_shuffled_windows_are_full_and_begin_with_episodes(lake: Lake) -> None:
     for i in range(300):
         begins = [0, *np.flatnonzero(batch.columns["reset"][i])]
         seen = [firsts.get(batch.columns["obs.state"][i, t].tobytes()) for t in begins if t < 12]
-        assert None not in seen and len(set(seen)) == 1
+        assert None not in seen
+        assert len(set(seen)) == 1
         pairs.add((batch.columns["obs.state"][i, 0].tobytes(), batch.columns["obs.state"][i, begins[1]].tobytes()))
     assert len(pairs) == 3 * 3 + 2 * 2
 
@@ -154,7 +155,8 @@ def test_truncated_episodes_are_marked_where_another_follows(lake: Lake) -> None
     written = fill_histories(lake, {"a": [2, 3, 4, 2, 3]}, truncated=0.5)
     whole = join_whole(written, "a")
     batch = make_sampler(lake, 6).sample(200, np.random.default_rng(0))
-    assert batch.cut_off is not None and batch.cut_off.any()
+    assert batch.cut_off is not None
+    assert batch.cut_off.any()
     for i, rows in enumerate(batch.lengths.tolist()):
         window = {name: values[i, :rows] for name, values in batch.columns.items()}
         joins = (window["reset"] == 1) & (window["terminated"] == 0)
@@ -193,8 +195,11 @@ def test_warm_up_and_priorities_apply_to_histories(tmp_path: Path) -> None:
     fill_histories(lake, {"a": [3, 4, 5]})
     sampler = make_sampler(lake, 4, strategy=Strategy(per_alpha=1.0), burn_in=2)
     batch = sampler.sample(30, np.random.default_rng(0))
-    assert batch.warm_up is not None and batch.trajectory is not None and batch.importance is not None
+    assert batch.warm_up is not None
+    assert batch.trajectory is not None
+    assert batch.importance is not None
     np.testing.assert_array_equal(batch.warm_up, np.where(batch.start == 0, 0, 2))
     sampler.prioritise(np.arange(3), np.array([0.0, 1.0, 0.0]))
     drawn = sampler.sample(200, np.random.default_rng(1)).trajectory
-    assert drawn is not None and (drawn == 1).mean() > 0.99
+    assert drawn is not None
+    assert (drawn == 1).mean() > 0.99
