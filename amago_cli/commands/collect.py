@@ -61,6 +61,20 @@ def collect(
         typer.Option("--actors", metavar="N", help="Environments stepped as one batch, or auto."),
         Sets("collect.actors"),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks",
+            metavar="N|FILE|NAME",
+            help="Tasks that actors hold, so that their episodes are histories: how many, a JSON file, or one name.",
+        ),
+        Sets("collect.tasks"),
+    ] = None,
+    copies: Annotated[
+        int | None,
+        typer.Option("--copies", metavar="N", help="Actors that hold each of the tasks."),
+        Sets("collect.copies"),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option("--workers", metavar="N", help="Processes that step the environments (0: this one), or auto."),

@@ -44,6 +44,11 @@ def evaluate(
         typer.Option("--episodes", metavar="N", parser=count, help="Number of complete episodes to play."),
         Sets("evaluate.episodes"),
     ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option("--attempts", metavar="N", help="Play each episode N times, without clearing the agent's memory."),
+        Sets("evaluate.attempts"),
+    ] = None,
     checkpoint: EvaluatedCheckpoint = None,
     greedy: Greedy = None,
     tasks: Annotated[

@@ -68,7 +68,7 @@ def make_recipe(
     """
     began, settings = time.monotonic(), resolve({})
     facts = _measure_env(settings, budget, listener)
-    choices = Choices(given)
+    choices = Choices(_with_holders(given, settings))
     choose_agent(choices, facts, budget)
     rates: Rates | None = None
     if budget.minutes is not None:
@@ -127,6 +127,17 @@ def choose_by_hand(
     _report_random_play(facts, listener)
     made = _assemble(choices, facts, budget)
     return Begun(settings=resolve(made.document), recipe=make_record(made, given), document=made.document, is_new=True)
+
+
+def _with_holders(given: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
+    """Add the number of actors to what is given, where tasks that they hold determine it."""
+    tasks = settings.collect.tasks
+    if not tasks:
+        return given
+    from pipelines.rollout.environment import read_tasks
+
+    count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
+    return {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
 
 
 def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvFacts:

@@ -73,7 +73,7 @@ def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, 
             column[i, length:] = 0
     start = rng.integers(0, 5, batch)
     return SimpleNamespace(
-        columns=columns, lengths=np.asarray(lengths), start=start, importance=importance, warm_up=None
+        columns=columns, lengths=np.asarray(lengths), start=start, importance=importance, warm_up=None, cut_off=None
     )
 
 
@@ -88,5 +88,5 @@ def padded(source, extra, value=7):
         tail = np.full((len(column), extra, *column.shape[2:]), value).astype(column.dtype)
         columns[name] = np.concatenate((column, tail), 1)
     return SimpleNamespace(
-        columns=columns, lengths=source.lengths, start=source.start, importance=source.importance, warm_up=None
+        columns=columns, lengths=source.lengths, start=source.start, importance=source.importance, warm_up=None, cut_off=None
     )
