@@ -24,6 +24,10 @@ from amago_cli.options import (
 from amago_cli.quantities import count
 
 
+def _count_or_name(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 @stage
 def collect(
     common: Common,
@@ -62,10 +66,11 @@ def collect(
         Sets("collect.actors"),
     ] = None,
     tasks: Annotated[
-        str | None,
+        Any,
         typer.Option(
             "--tasks",
             metavar="N|FILE|NAME",
+            parser=_count_or_name,
             help="Tasks that actors hold, so that their episodes are histories: how many, a JSON file, or one name.",
         ),
         Sets("collect.tasks"),
@@ -96,7 +101,7 @@ def collect(
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help="random, RUN[@CHECKPOINT], BUNDLE, or module:attr.",
+            help="random, learner:q-learning, RUN[@CHECKPOINT], BUNDLE, or module:attr.",
             autocompletion=completion.policies,
         ),
         Sets("collect.policy"),

@@ -28,10 +28,6 @@ def _listed(given: Any) -> Any:
     return (given,) if isinstance(given, str) else given
 
 
-def _count_or_list(given: Any) -> Any:
-    return int(given) if isinstance(given, str) and given.isdecimal() else _listed(given)
-
-
 _Tasks = tuple[str, ...] | Annotated[int, Field(ge=1, le=65_536)]
 
 
@@ -98,7 +94,7 @@ class CollectSettings(SettingsModel):
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: Annotated[bool | Literal["auto"], BEHAVIOUR] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
-    tasks: Annotated[_Tasks, BeforeValidator(_count_or_list), BEHAVIOUR] = ()
+    tasks: Annotated[_Tasks, BeforeValidator(_listed), BEHAVIOUR] = ()
     """Tasks that actors hold for the whole run, `copies` actors each: names, as in the column `task` of the lake, a
     JSON file of them, `FILE.json`, or a number of different tasks, as the environment draws them; empty: every episode
     draws its task. They determine the number of actors, and the episodes of an actor are stored as a history."""

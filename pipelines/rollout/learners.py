@@ -30,8 +30,8 @@ _STREAM = 5  # a stream separate from other policies with the same seed
 
 
 @runtime_checkable
-class Learner(Policy, Protocol):
-    """A policy that is told the result of every step. `version` (N,) int64: updates of each actor's learner; `epsilon`
+class HistoryLearner(Policy, Protocol):
+    """A policy that receives the result of every step. `version` (N,) int64: updates of each actor's learner; `epsilon`
     (N,): the rate at which each now explores."""
 
     @property
@@ -56,7 +56,7 @@ class Learner(Policy, Protocol):
 class QLearning:
     """Tabular Q-learning (Watkins 1989): epsilon-greedy, ties broken at random, epsilon falling linearly from 1.
 
-    Observations are told apart by their exact values. UsageError if actions are not discrete, or observations large;
+    Observations differ if any of their values does. UsageError if actions are not discrete, or observations large;
     StageFailed if the tables outgrow a gigabyte, as they do where observations do not recur.
     """
 
@@ -160,7 +160,7 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     reader = Reader(lake)
     for index, pieces in sorted(rounds.items()):
         actors, first = np.unique([actor for actor, *_ in pieces], return_index=True)
-        if isinstance(policy, Learner):
+        if isinstance(policy, HistoryLearner):
             if (following[actors] < index).any() or any(pieces[place][2] for place in first.tolist()):
                 raise StageFailed(
                     f"episodes that '{collector}' learned from have gone from lake '{lake.name}'",
@@ -171,7 +171,7 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     return following
 
 
-def _learn_again(learner: Learner, reader: Reader, pieces: Sequence[tuple[int, str, int]]) -> None:
+def _learn_again(learner: HistoryLearner, reader: Reader, pieces: Sequence[tuple[int, str, int]]) -> None:
     """Repeat what `learner` did in one episode of each actor, all at the same step of their episodes."""
     episodes: dict[int, list[Mapping[str, np.ndarray]]] = {}
     names = [column.name for column in reader.lake.only_schema().columns]
@@ -198,7 +198,7 @@ def is_learner(policy: str) -> bool:
     return policy.startswith(PREFIX)
 
 
-def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> Learner:
+def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> HistoryLearner:
     """Make a learner for each actor. UsageError if there is none called `name`, or if it cannot learn in `spaces`."""
     kind = name.removeprefix(PREFIX)
     if kind not in _LEARNERS:

@@ -23,7 +23,7 @@ from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
 from pipelines.rollout.group import ActorGroup, JoinedGroups, both, mean_epsilon, next_to_end
-from pipelines.rollout.learners import Learner
+from pipelines.rollout.learners import HistoryLearner
 from pipelines.rollout.policies import Policy
 
 UNFINISHED = "unfinished"  # tag of an episode cut short by the end of the rollout
@@ -287,7 +287,7 @@ class Rollout:
         observation, spec = actors.observation, self.env.spec
         assert observation is not None
         given = {} if part is None else {"part": part}
-        explored = self._policy.epsilon if isinstance(self._policy, Learner) else 0.0
+        explored = self._policy.epsilon if isinstance(self._policy, HistoryLearner) else 0.0
         actions = self._policy.act(observation, actors.action, actors.reward, actors.time, **given)
         if actions.shape != actors.action.shape:
             raise StageFailed(
@@ -334,7 +334,7 @@ class Rollout:
         if error is not None:
             failed[[actor for failure in error.failures for actor in failure.actors]] = True
             self._drop(group, failed)
-        if result is not None and isinstance(self._policy, Learner):
+        if result is not None and isinstance(self._policy, HistoryLearner):
             assert observed is not None
             learns = np.flatnonzero(~failed)
             steps = {name: values[learns] for name, values in observed.items()}
@@ -391,7 +391,7 @@ class Rollout:
 
     def _versions(self, group: ActorGroup, actors: np.ndarray) -> dict[str, list[int]]:
         """The updates of each actor's learner, if it has one of its own."""
-        if not isinstance(self._policy, Learner):
+        if not isinstance(self._policy, HistoryLearner):
             return {}
         return {"policy_version": self._policy.version[group.place][actors].tolist()}
 

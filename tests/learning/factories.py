@@ -88,5 +88,10 @@ def padded(source, extra, value=7):
         tail = np.full((len(column), extra, *column.shape[2:]), value).astype(column.dtype)
         columns[name] = np.concatenate((column, tail), 1)
     return SimpleNamespace(
-        columns=columns, lengths=source.lengths, start=source.start, importance=source.importance, warm_up=None, cut_off=None
+        columns=columns,
+        lengths=source.lengths,
+        start=source.start,
+        importance=source.importance,
+        warm_up=None,
+        cut_off=None,
     )

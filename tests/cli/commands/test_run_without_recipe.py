@@ -184,7 +184,7 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         ([], 2, "neither a recipe nor an environment is named"),
         (["quickstart", "--minutes", 5], 2, "--minutes: recipe 'quickstart' has its own length"),
         (["quickstart", "--steps", 5], 2, "--steps: recipe 'quickstart'"),
-        (["--env", "tmaze", "--set", "train.contxt=3"], 2, "did you mean 'train.context_length'"),
+        (["--env", "tmaze", "--set", "train.context_lenth=3"], 2, "did you mean 'train.context_length'"),
         (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
         (["--env", "sorter:Nothing"], 3, "Nothing"),
         (["--env", "nowhere:Sorter"], 3, "no module 'nowhere'"),
