@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.envs.goals import GoalSequenceRule, goal_sequence, same
+from pipelines.envs.goals import GoalSequenceRule, goal_sequence, is_same
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
@@ -19,7 +19,7 @@ from tests.relabelers.trajectories import applied, collected, derive, laid, uid
 from tests.tiers import examples
 
 STRATEGIES = ["instruction:some", "instruction:all", "hindsight:final", "hindsight:future", "hindsight:random"]
-RULE = GoalSequenceRule(reached=same)
+RULE = GoalSequenceRule(reached=is_same)
 
 
 def real_arrivals(rule, columns):
