@@ -111,10 +111,10 @@ def export(
             return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
         locate(directory.checkpoints, wanted.checkpoint)  # before torch is imported
     else:
-        from pipelines.formats.make import exporter
+        from pipelines.formats.make import find_exporter
         from pipelines.lake.store import Lake
 
-        exporter(wanted.format[0])
+        find_exporter(wanted.format[0])
         lake = Lake(source)
         common.concerns(lake=lake.name)
         place = Path(wanted.to or default_folder(lake))

@@ -22,27 +22,31 @@ class Parameter:
     required: bool = False
 
 
-def parameters(target: Any, *, without: Collection[str] = ()) -> list[Parameter]:
-    """Return the named parameters of a class or factory except those in `without`; none if it has no signature."""
+def list_parameters(target: Any, *, without: Collection[str] = ()) -> list[Parameter]:
+    """List the named parameters of a class or factory except those in `without`; none if it has no signature."""
     return [
         Parameter(
             name=name,
             default=None if found.default is found.empty else found.default,
-            about="" if found.annotation is found.empty else _text(found.annotation),
+            about=""
+            if (annotation := found.annotation) is found.empty
+            else annotation
+            if isinstance(annotation, str)
+            else inspect.formatannotation(annotation),
             required=found.default is found.empty,
         )
-        for name, found in (_signature(target) or {}).items()
+        for name, found in (_read_signature(target) or {}).items()
         if found.kind in _NAMED and name not in without
     ]
 
 
-def refuse_wrong(name: str, target: Any, given: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
+def refuse_wrong_parameters(name: str, target: Any, given: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
     """Raise UsageError, listing all faults, for parameters that `target` requires but are not `given`, and for those
     that it does not accept."""
-    signature = _signature(target)
+    signature = _read_signature(target)
     if signature is None:
         return
-    known = {parameter.name: parameter for parameter in parameters(target, without=without)}
+    known = {parameter.name: parameter for parameter in list_parameters(target, without=without)}
     missing = [parameter.name for parameter in known.values() if parameter.required and parameter.name not in given]
     problems = [f"env.{key}: required; give it with -s env.{key}=..." for key in missing]
     if all(found.kind is not inspect.Parameter.VAR_KEYWORD for found in signature.values()):
@@ -53,12 +57,8 @@ def refuse_wrong(name: str, target: Any, given: Mapping[str, Any], *, without: C
     refuse(problems, f"environment '{name}'")
 
 
-def _signature(target: Any) -> Mapping[str, inspect.Parameter] | None:
+def _read_signature(target: Any) -> Mapping[str, inspect.Parameter] | None:
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):  # of some that are written in C
         return None
-
-
-def _text(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

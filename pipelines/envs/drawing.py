@@ -42,6 +42,12 @@ Y 1111110A040404 Z 1F01020408101F 0 0E11131519110E 1 040C040404040E 2 0E11010204
 ? 0E110102040004 ! 04040404040004 < 02040810080402 > 08040201020408 * 00150E1F0E1500 ' 04040800000000
 [ 0E08080808080E ] 0E02020202020E
 """
+_WORDS = _GLYPHS.split()
+_PIXELS = {
+    name: np.array([[int(rows[2 * row : 2 * row + 2], 16) >> (4 - column) & 1 for column in range(GLYPH[1])]
+                    for row in range(GLYPH[0])], dtype=bool)
+    for name, rows in zip(_WORDS[::2], _WORDS[1::2], strict=True)
+}  # fmt: skip
 
 
 class Canvas:
@@ -120,7 +126,7 @@ class Canvas:
 
 @lru_cache(maxsize=1024)
 def letters(text: str) -> np.ndarray:
-    """Return `text` in capitals as pixels (7, 6 n - 1), bool. A character that the font lacks becomes "?".
+    """Write `text` in capitals as pixels (7, 6 n - 1), bool. A character that the font lacks becomes "?".
 
     >>> letters("ab").shape
     (7, 11)
@@ -130,25 +136,15 @@ def letters(text: str) -> np.ndarray:
     for place, letter in enumerate(text.upper()):
         if letter != " ":
             start = place * (columns + _SPACING)
-            found[:, start : start + columns] = _glyphs().get(letter, _glyphs()["?"])
+            found[:, start : start + columns] = _PIXELS.get(letter, _PIXELS["?"])
     found.setflags(write=False)
     return found
 
 
-@lru_cache(maxsize=1)
-def _glyphs() -> dict[str, np.ndarray]:
-    words = _GLYPHS.split()
-    return {
-        name: np.array([[int(rows[2 * row : 2 * row + 2], 16) >> (4 - column) & 1 for column in range(GLYPH[1])]
-                        for row in range(GLYPH[0])], dtype=bool)
-        for name, rows in zip(words[::2], words[1::2], strict=True)
-    }  # fmt: skip
+def enlarge(picture: np.ndarray, least_width: int) -> np.ndarray:
+    """Repeat the pixels of `picture` (H, W, 3) until it is `least_width` wide.
 
-
-def enlarged(picture: np.ndarray, least_width: int) -> np.ndarray:
-    """Return `picture` (H, W, 3), each pixel repeated until it is `least_width` wide.
-
-    >>> enlarged(np.zeros((2, 3, 3), np.uint8), 6).shape
+    >>> enlarge(np.zeros((2, 3, 3), np.uint8), 6).shape
     (4, 6, 3)
     """
     times = max(-(-least_width // picture.shape[1]), 1)
@@ -156,7 +152,7 @@ def enlarged(picture: np.ndarray, least_width: int) -> np.ndarray:
 
 
 def as_picture(values: np.ndarray) -> np.ndarray | None:
-    """Return one observed image as (H, W, 3) uint8: bytes of (H, W), (H, W, C) or (C, H, W), 8 pixels a side or more;
+    """Convert one observed image to (H, W, 3) uint8: bytes of (H, W), (H, W, C) or (C, H, W), 8 pixels a side or more;
     of a stack of frames the last. None for anything else.
     """
     sides = [side for side in values.shape if side >= 8]
@@ -171,22 +167,22 @@ def as_picture(values: np.ndarray) -> np.ndarray | None:
     return np.ascontiguousarray(np.broadcast_to(shown, (*values.shape[:2], 3)))
 
 
-def in_letters(picture: np.ndarray, *, width: int = 72) -> str:
-    """Return a picture (H, W, 3) as lines of text, for where there are no colours: the background is left empty."""
+def draw_letters(picture: np.ndarray, *, width: int = 72) -> str:
+    """Draw a picture (H, W, 3) as lines of text, for where there are no colours: the background is left empty."""
     shades = " .:-=+*#%@"
     columns = min(width, picture.shape[1])
     rows = max(round(picture.shape[0] * columns / picture.shape[1] / 2), 1)  # a letter is twice as high as wide
-    light = _resized(picture, rows, columns) @ np.array([0.299, 0.587, 0.114])
+    light = _shrink(picture, rows, columns) @ np.array([0.299, 0.587, 0.114])
     if light.mean() > 127:
         light = 255 - light
     return "\n".join("".join(shades[int(value * 9.99 / 255)] for value in row).rstrip() for row in light)
 
 
-def in_blocks(picture: np.ndarray, *, width: int = 72) -> str:
-    """Return a picture (H, W, 3) as half blocks in 24-bit colours: two pixels a letter."""
+def draw_blocks(picture: np.ndarray, *, width: int = 72) -> str:
+    """Draw a picture (H, W, 3) as half blocks in 24-bit colours: two pixels a letter."""
     columns = min(width, picture.shape[1])
     rows = max(round(picture.shape[0] * columns / picture.shape[1] / 2), 1)
-    shown = _resized(picture, 2 * rows, columns).astype(int)
+    shown = _shrink(picture, 2 * rows, columns).astype(int)
     lines = []
     for upper, lower in zip(shown[::2], shown[1::2], strict=True):
         cells = (f"\x1b[38;2;{r};{g};{b};48;2;{s};{t};{u}m▀" for (r, g, b), (s, t, u) in zip(upper, lower, strict=True))
@@ -194,8 +190,8 @@ def in_blocks(picture: np.ndarray, *, width: int = 72) -> str:
     return "\n".join(lines)
 
 
-def _resized(picture: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Return means of the pixels that fall into each of (rows, columns) cells."""
+def _shrink(picture: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Average the pixels that fall into each of (rows, columns) cells."""
     height, width = picture.shape[:2]
     row, column = (np.linspace(0, size, n + 1).astype(int) for size, n in ((height, rows), (width, columns)))
     row, column = (np.minimum(edges[:-1], size - 1) for edges, size in ((row, height), (column, width)))

@@ -9,19 +9,20 @@ evaluated on the same tasks. The hash is the finaliser of SplitMix64 (Steele, Le
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
+Row = TypeVar("Row")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT_STREAM = np.uint64(40)
 _TO_UNIT = 2.0**-53
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Apply SplitMix64's finaliser to a uint64 array: a bijection whose output bits each depend on all input
-    bits.
-    """
+    """Apply SplitMix64's finaliser to a uint64 array: a bijection whose output bits each depend on all input bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -67,11 +68,46 @@ class Draws:
         return tuple(values[place] for place in order.tolist())
 
 
-BANDS, EVERY, _TEST_BAND = 30, 5, 2
+class SharedDraws(Generic[Row]):
+    """Rows of `draw`, one for each step of all actors, which parts of the actors may take at different times.
+
+    An actor's draws are the same whether the actors act together or in parts. `split` says how many actors each part
+    has.
+    """
+
+    def __init__(self, draw: Callable[[], Row]) -> None:
+        self._draw = draw
+        self._rows: deque[Row] = deque()
+        self.places: tuple[slice, ...] = ()
+        self._ahead: list[int] = []
+
+    def split(self, sizes: Sequence[int]) -> None:
+        """Set the sizes of the parts. Call between steps, when all parts have taken the same number of rows."""
+        assert not self._rows, "a part has yet to take a row that another has taken"
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        self.places = tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+        self._ahead = [0] * len(sizes)
+
+    def take(self, part: int | None = None) -> Row:
+        """Take the row of the next step of all actors, or of `part`, whose place in it is `places[part]`."""
+        if part is None:
+            assert not self._rows, "a part has yet to take a row that another has taken"
+            return self._draw()
+        if self._ahead[part] == len(self._rows):
+            self._rows.append(self._draw())
+        row = self._rows[self._ahead[part]]
+        self._ahead[part] += 1
+        if min(self._ahead):
+            self._rows.popleft()
+            self._ahead = [ahead - 1 for ahead in self._ahead]
+        return row
+
+
+BANDS, EVERY, _TEST_BAND = 30, 5, 2  # of the bands of a number from 0 to 1, every fifth is for tests
 
 
 def bands_of(split: str) -> np.ndarray:
-    """Return the numbers of the bands of one side."""
+    """List the bands of one side of the split."""
     band = np.arange(BANDS)
     return band[(band % EVERY == _TEST_BAND) == (split == "test")]
 

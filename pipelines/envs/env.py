@@ -11,10 +11,12 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from pipelines.config.base import SettingsModel
+from pipelines.envs.draws import Draws
 from pipelines.errors import AmagoError, InputMissing, StageFailed
 from pipelines.lake.spaces import Spaces
 
@@ -154,11 +156,18 @@ class EpisodeCounter:
 
 
 class Env(ABC):
-    """N actors in one environment. Actions and observations follow the system's conventions
-    (`lake.spaces`).
+    """N actors in one environment. Actions and observations follow the system's conventions (`lake.spaces`).
+
+    An environment of a suite declares the model of its parameters, `Settings`; `envs.make` calls `make`.
     """
 
     spec: EnvSpec
+    Settings: ClassVar[type[SettingsModel]]
+
+    @classmethod
+    def make(cls, name: str, settings: Any, *, num_envs: int, seed: int, split: str) -> Env:
+        """Make the actors of environment `name`; `settings` are of the class `Settings`."""
+        return cls(name, settings, num_envs=num_envs, seed=seed, split=split)  # type: ignore[call-arg, misc]
 
     def __init__(self, *, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -274,6 +283,34 @@ class Env(ABC):
         self.episodes.start_at(int(state["next_episode"]))
 
 
+class EpisodeEnv(Env):
+    """Base of adapters whose episodes follow from `draws`, by the episode's number alone.
+
+    Reset seeds are even in training and odd in tests, so that the two sides never meet.
+    """
+
+    RESET_STREAM = 0  # purpose of the draws of reset seeds
+
+    def __init__(self, name: str, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(num_envs=num_envs)
+        self.draws, self._test = Draws(seed, split, name), split == "test"
+        self._in_turn = False  # kinds of tasks are played one after another, not drawn
+        self._nobody = np.zeros(num_envs, dtype=bool)
+        self._nobody.setflags(write=False)
+
+    def _advance(self, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Count the episodes that the actors in `mask` (None: all) begin; return the actors and the numbers, (m,)."""
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        return indices, self.episodes.advance(indices)
+
+    def _draw_seeds(self, episodes: np.ndarray) -> np.ndarray:
+        return 2 * self.draws.integers(episodes, self.RESET_STREAM, 2**30) + self._test
+
+    def _choose(self, episodes: np.ndarray, stream: int, count: int) -> np.ndarray:
+        """Choose one of `count` kinds of tasks for each episode."""
+        return episodes % count if self._in_turn else self.draws.integers(episodes, stream, count)
+
+
 def unknown_task(task: str, env: str, *, why: str = "", hint: str | None = None) -> InputMissing:
     """Return the error for a `task` that environment `env` does not have."""
     return InputMissing(
@@ -308,6 +345,6 @@ def try_call(
 
 
 def rows_not_finite(column: np.ndarray) -> list[int]:
-    """Return the rows of `column` that have an infinite value, or one that is not a number."""
+    """Find the rows of `column` that have an infinite value, or one that is not a number."""
     finite = np.isfinite(column)
     return [] if finite.all() else np.flatnonzero(~finite.reshape(len(column), -1).all(1)).tolist()

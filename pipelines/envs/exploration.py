@@ -18,14 +18,14 @@ the steps of a rollout, None where they are not fixed; `multiplier` (N,) each ro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipelines.config.exploration import EXPLORATIONS, ExplorationSettings
+from pipelines.envs.draws import SharedDraws
 from pipelines.envs.legal import LegalActions
-from pipelines.envs.tape import Tape
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
@@ -33,14 +33,14 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spa
 def plain(
     settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
 ) -> np.ndarray:
-    """Return an epsilon that falls linearly over training."""
+    """Let epsilon fall linearly over training."""
     return (settings.start + (settings.end - settings.start) * progress) * multiplier
 
 
 def bilevel(
     settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
 ) -> np.ndarray:
-    """Return an epsilon that falls linearly over training and within every rollout."""
+    """Let epsilon fall linearly over training and within every rollout."""
     assert horizon is not None
     early = settings.start + (settings.end - settings.start) * progress
     late = settings.late_start + (settings.late_end - settings.late_start) * progress
@@ -50,7 +50,7 @@ def bilevel(
 def windowed(
     settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
 ) -> np.ndarray:
-    """Return the epsilon of `plain` at both ends of a rollout, and a small constant one between them."""
+    """Use the epsilon of `plain` at both ends of a rollout, and a small constant one between them."""
     assert horizon is not None
     outer = plain(settings, progress=progress, time=time, horizon=horizon, multiplier=multiplier)
     inner = 0.5 / max(horizon - 1, 1) if settings.inner_epsilon is None else settings.inner_epsilon
@@ -60,7 +60,7 @@ def windowed(
 def none(
     settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
 ) -> np.ndarray:
-    """Return zeros."""
+    """Never explore: zeros."""
     return np.zeros(len(time))
 
 
@@ -72,14 +72,14 @@ def perturb(
     legal: LegalActions | None = None,
     observation: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return executed actions (N, ...) for the policy's `actions` and each actor's `epsilon` (N,). With `legal` (never
-    of Box), random ones are among those that `observation` (N, ...) allows.
+    """Explore around the policy's `actions` (N, ...) with each actor's `epsilon` (N,). With `legal` (never of Box),
+    random actions are among those that `observation` (N, ...) allows.
     """
     if legal is not None:
         assert observation is not None
         resampled = rng.random(actions.shape) < epsilon.reshape(-1, *(1,) * (actions.ndim - 1))
         return np.where(resampled, legal.draw(observation, rng), actions)
-    return _add_noise(actions, epsilon, space, _noise(space, len(actions), rng))
+    return _add_noise(actions, epsilon, space, _draw_noise(space, len(actions), rng))
 
 
 def random_actions(space: Space, num_actors: int, rng: np.random.Generator) -> np.ndarray:
@@ -94,7 +94,7 @@ def random_actions(space: Space, num_actors: int, rng: np.random.Generator) -> n
     return rng.integers(2, size=size, dtype=np.uint8)
 
 
-def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def _draw_noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Draw the noise for `n` actors: normal for Box, else thresholds for resampling and the random actions."""
     shape = (n, *space.shape)
     if isinstance(space, Box):
@@ -117,17 +117,6 @@ def _add_noise(
     if isinstance(space, Box):
         return np.clip(actions + scale * noise[0], -1.0, 1.0).astype(np.float32)
     return np.where(noise[0] < scale, noise[1], actions)
-
-
-def _schedule(settings: ExplorationSettings) -> Callable[..., Any]:
-    """Return the schedule that the settings name. UsageError for options it does not take."""
-    schedule = EXPLORATIONS.get(settings.kind)
-    names = ("progress", "time", "horizon", "multiplier")
-    try:
-        inspect.signature(schedule).bind(settings, **dict.fromkeys(names), **settings.options)  # twice is a TypeError
-    except TypeError as error:
-        raise UsageError(f"exploration '{settings.kind}': {error}", hint="see exploration.options") from error
-    return schedule
 
 
 _STREAM = 1  # apart from a policy's own generator of the same seed
@@ -165,24 +154,33 @@ class Exploration:
             )
         if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
             raise TypeError(f"no exploration for {type(space).__name__}")
-        if not isinstance(space, Box):
-            _require_probabilities(settings)
+        for name in () if isinstance(space, Box) else _RATES:
+            if (rate := getattr(settings, name) or 0) > 1:
+                raise UsageError(
+                    f"exploration.{name} is {rate:g}, but for these actions epsilon is a probability",
+                    hint="choose a value from 0 to 1; only for Box actions is it a standard deviation",
+                )
         self.settings, self.horizon = settings, horizon
         self.legal = legal
-        self._schedule = _schedule(settings)
+        self._schedule = EXPLORATIONS.get(settings.kind)
+        names = ("progress", "time", "horizon", "multiplier")
+        try:  # an option of one of these names is given twice, which is a TypeError
+            inspect.signature(self._schedule).bind(settings, **dict.fromkeys(names), **settings.options)
+        except TypeError as error:
+            raise UsageError(f"exploration '{settings.kind}': {error}", hint="see exploration.options") from error
         self._space = space
         self._rng = np.random.default_rng([seed, _STREAM])
         self._multiplier_rng = np.random.default_rng([seed, _MULTIPLIERS])
         self._multiplier = np.ones(num_actors)
         self._steps = [0]
         self._persistent = _PersistentNoise(settings.persistence, space, num_actors, seed)
-        self._tape = Tape(self._draw)
+        self._shared = SharedDraws(self._draw)
 
     def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
         """Draw, for all actors, multipliers for those that begin a rollout, noise, and how it persists."""
         n = len(self._multiplier)
         multiplier = self._multiplier_rng.random(n) if self.settings.randomize else None
-        noise = () if self.legal is not None else _noise(self._space, n, self._rng)
+        noise = () if self.legal is not None else _draw_noise(self._space, n, self._rng)
         return multiplier, noise, self._persistent.draw()
 
     @property
@@ -205,7 +203,7 @@ class Exploration:
         """
         if self.legal is not None:
             return False
-        self._tape.split(sizes)
+        self._shared.split(sizes)
         self._steps = [self.steps] * len(sizes)
         return True
 
@@ -230,11 +228,12 @@ class Exploration:
         observation: Mapping[str, np.ndarray] | None = None,
         part: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Executed actions and the epsilon (N,) that applied; advances the position by one step. `observation` is
-        what the actions answer to; it is needed where it says what is legal. `part`: all this is of this part only.
+        """Return executed actions and the epsilon (N,) that applied, and advance the position by one step.
+        `observation` is the one that the policy saw; only an action mask needs it. `part`: act for this part of the
+        actors only.
         """
-        drawn, noise, persisting = self._tape.take(part)
-        here = slice(None) if part is None else self._tape.places[part]
+        drawn, noise, persisting = self._shared.take(part)
+        here = slice(None) if part is None else self._shared.places[part]
         multiplier = self._multiplier[here]
         if drawn is not None:
             np.copyto(multiplier, drawn[here], where=time == 0)
@@ -269,7 +268,6 @@ class Exploration:
         return epsilon
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, multipliers and generators as plain data."""
         return {
             "steps": self.steps,
             "multiplier": self._multiplier.tolist(),
@@ -299,7 +297,7 @@ class _PersistentNoise:
         self.longest, self._is_box = longest, isinstance(space, Box)
         self._rng = np.random.default_rng([seed, _PERSISTENCE])
         self._duration = np.ones(num_actors)
-        self._held = tuple(np.zeros_like(each) for each in _noise(space, num_actors, np.random.default_rng(0)))
+        self._held = tuple(np.zeros_like(each) for each in _draw_noise(space, num_actors, np.random.default_rng(0)))
 
     def draw(self) -> tuple[np.ndarray, ...]:
         """Draw two uniforms for every actor, or nothing where noise does not persist."""
@@ -323,13 +321,3 @@ class _PersistentNoise:
             for held, fresh in zip(self._held, noise, strict=True):
                 np.copyto(held[here], fresh[here], where=renewed)
         return tuple(held[here] for held in self._held)
-
-
-def _require_probabilities(settings: ExplorationSettings) -> None:
-    """Raise UsageError where an epsilon, which for actions other than Box is a probability, exceeds 1."""
-    for name in _RATES:
-        if (getattr(settings, name) or 0) > 1:
-            raise UsageError(
-                f"exploration.{name} is {getattr(settings, name):g}, but for these actions epsilon is a probability",
-                hint="choose a value from 0 to 1; only for Box actions is it a standard deviation",
-            )

@@ -17,14 +17,14 @@ from pipelines.errors import InputMissing
 from pipelines.registry import Registry
 
 
-def same(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """Return whether all d numbers are equal, (...) bool. By column: numpy is slow along a short axis."""
+def is_same(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """Whether all d numbers are equal, (...) bool. By column: numpy is slow along a short axis."""
     equal = achieved == goal
     return reduce(np.logical_and, (equal[..., i] for i in range(equal.shape[-1])))
 
 
 def within(tolerance: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a `reached` for places within a Euclidean distance of `tolerance`."""
+    """Make a `reached` for places within a Euclidean distance of `tolerance`."""
 
     def near(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
         return np.linalg.norm(achieved - goal, axis=-1) <= tolerance
@@ -48,7 +48,7 @@ class GoalRule:
     ends: bool = True
 
     def outcome(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return rewards (T + 1,) float32 and successes (T + 1,) bool of a path, up to its first success if that ends
+        """Compute rewards (T + 1,) float32 and successes (T + 1,) bool of a path, up to its first success if that ends
         it.
 
         Row 0 is the start of the path: no action led there, so it neither pays nor succeeds. Rows after the end are no
@@ -99,7 +99,7 @@ GOAL_RULES = Registry("goal rule", {"goal-frozen-lake": "pipelines.envs.suites.g
 
 
 def goal_rule(env: str) -> GoalRule:
-    """Return the rule of environment `env`. InputMissing where it has none.
+    """Find the rule of environment `env`. InputMissing where it has none.
 
     A package adds one by an entry point `amago.goal_rule` with the environment's name.
     """
@@ -121,7 +121,7 @@ GOAL_SEQUENCES = Registry(
 
 
 def goal_sequence(env: str) -> GoalSequenceRule:
-    """Return the rule of environment `env`, whose goals come in order. InputMissing where it has none.
+    """Find the rule of environment `env`, whose goals come in order. InputMissing where it has none.
 
     A package adds one by an entry point `amago.goal_sequence` with the environment's name.
     """

@@ -1,8 +1,7 @@
 """Environments of gymnasium's single-environment interface, stepped one after another in this process.
 
-Episode number k is reset with a seed that is a hash of (seed, split, k); training seeds are even and test seeds
-odd, so the two sides never meet. A `TaskEnv` also gives its task, attempts and success, which gymnasium's interface
-has no place for.
+Episode number k is reset with a seed that is a hash of (seed, split, k). A `TaskEnv` also gives its task, attempts and
+success, which gymnasium's interface has no place for.
 """
 
 from __future__ import annotations
@@ -14,29 +13,32 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, StepResult, Trial, unknown_task
+from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec, EpisodeEnv, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
-from pipelines.envs.registrations import explain_unknown_id
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
-from pipelines.envs.task_env import TaskEnv, draw, succeeded
+from pipelines.envs.task_env import TaskEnv, draw, read_success
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
+from pipelines.nearest import nearest
 
-RESET, _ORDER = range(2)  # purposes of random draws
+_ORDER = 1  # purpose of a random draw
 _OURS = Path(__file__).resolve().parents[1]
 _WHOLE = "-v shows where it came from"
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
 _ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that show how long they are
+_MOST_BYTES = 20 << 20  # of source that is read of one package
+_LARGEST_FILE = 1 << 20
+_MOST_MODULES = 3  # named in a hint
 
 
-class GymnasiumEnv(Env):
+class GymnasiumEnv(EpisodeEnv):
     """`num_envs` environments made by `factory`, stepped one after another. One that breaks is replaced at its next
     reset.
 
@@ -57,23 +59,18 @@ class GymnasiumEnv(Env):
         horizon: int | None = None,
         max_length: int = MAX_LENGTH,
     ) -> None:
-        super().__init__(num_envs=num_envs)
-        self._success_key = success_key
-        self._test = split == "test"
-        self._draws = Draws(seed, split, name)
-        self._name = name
-        self._split = split
-        self._factory = factory
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
+        self._name, self._split, self._success_key, self._factory = name, split, success_key, factory
         self._broken: set[int] = set()
         self._directory = _WorkingDirectory()
-        self.envs = [self._made(factory)]
+        self.envs = [self._make_one()]
         first = self.envs[0]
         self._is_task = isinstance(first, TaskEnv)
         self._named: tuple[str, ...] = ()
         self._kinds: tuple[str, ...] = ()
-        space = _space(first, "observation_space", name)
+        space = self._read_space("observation_space")
         self._observations = ObservationCodec(space, name=name, max_length=max_length)
-        self._actions = ActionCodec(_space(first, "action_space", name), name=name)
+        self._actions = ActionCodec(self._read_space("action_space"), name=name)
         spaces = Spaces(observation=self._observations.spaces, action=self._actions.space)
         if isinstance(first, TaskEnv):
             self.spec = EnvSpec(
@@ -96,7 +93,7 @@ class GymnasiumEnv(Env):
                 about=first_sentence(first),
                 split="separate seeds",
             )
-        self.envs += [self._made(factory) for _ in range(num_envs - 1)]
+        self.envs += [self._make_one() for _ in range(num_envs - 1)]
         self._seeds = np.zeros(num_envs, dtype=np.int64)
         self._columns = self._observations.empty(num_envs)
         self._goals = [""] * num_envs
@@ -110,15 +107,17 @@ class GymnasiumEnv(Env):
             return self._step(actions)
 
     def _reset(self, mask: np.ndarray | None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
+        indices, episodes = self._advance(mask)
+        self._seeds[indices] = self._draw_seeds(episodes)
         columns = {name: column.copy() for name, column in self._columns.items()}
         failures: list[tuple[EnvFailure, BaseException]] = []
         for i, episode in zip(indices.tolist(), episodes.tolist(), strict=True):
             try:
                 if i in self._broken:
-                    self._renew(i)
+                    with contextlib.suppress(Exception):  # it is broken, and may fail here as well
+                        self.envs[i].close()
+                    self.envs[i] = self._make_one()
+                    self._broken.discard(i)
                 env = self.envs[i]
                 if self._named:
                     env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
@@ -130,12 +129,12 @@ class GymnasiumEnv(Env):
                 goal = env.goal_text if isinstance(env, TaskEnv) else None
                 self._goals[i] = self._observations.text(observation) if goal is None else goal
             except BaseException as error:
-                failures.append(self._failed("reset", i, error))
+                failures.append(self._record_failure("reset", i, error))
         begun = set(indices.tolist()).difference(*(failure.actors for failure, _ in failures))
-        failures += [self._failed("reset", i, problem) for i, problem in self._not_finite(columns, begun)]
+        failures += [self._record_failure("reset", i, problem) for i, problem in self._not_finite(columns, begun)]
         self._columns = columns
         if failures:
-            raise _joined(failures, columns)
+            raise _join_failures(failures, columns)
         return columns
 
     def _step(self, actions: np.ndarray) -> StepResult:
@@ -147,22 +146,24 @@ class GymnasiumEnv(Env):
         for i, action in enumerate(self._actions.decode(actions)):
             try:
                 observation, reward[i], over, cut, info = self.envs[i].step(action)
-                terminated[i], truncated[i] = _flag(over, "terminated"), _flag(cut, "truncated")
+                terminated[i], truncated[i] = _as_flag(over, "terminated"), _as_flag(cut, "truncated")
                 if not math.isfinite(reward[i]):
                     raise ValueError(f"its reward is {reward[i]}")
                 self._observations.write(observation, columns, i)
             except BaseException as error:
-                failures.append(self._failed("step", i, error))
-                _clear(i, reward, terminated, truncated, *columns.values())
+                failures.append(self._record_failure("step", i, error))
+                for array in (reward, terminated, truncated, *columns.values()):
+                    array[i] = 0
                 continue
             if self._is_task:
                 outcome = self.envs[i].outcome  # type: ignore[attr-defined]
                 reset[i], attempt_end[i], success[i] = outcome.reset, outcome.attempt_end, outcome.success
             elif self._success_key is not None and (terminated[i] or truncated[i]):
-                success[i] = succeeded(info, self._success_key, name=self._name)
+                success[i] = read_success(info, self._success_key, name=self._name)
         for i, problem in self._not_finite(columns, set(range(n))):
-            failures.append(self._failed("step", i, problem))
-            _clear(i, reward, terminated, truncated, reset, attempt_end, success, *columns.values())
+            failures.append(self._record_failure("step", i, problem))
+            for array in (reward, terminated, truncated, reset, attempt_end, success, *columns.values()):
+                array[i] = 0
         self._columns = columns
         result = StepResult(
             observation=columns,
@@ -174,7 +175,7 @@ class GymnasiumEnv(Env):
             success=success,
         )
         if failures:
-            raise _joined(failures, result)
+            raise _join_failures(failures, result)
         return result
 
     def _not_finite(self, columns: Mapping[str, np.ndarray], actors: set[int]) -> Iterator[tuple[int, ValueError]]:
@@ -253,7 +254,7 @@ class GymnasiumEnv(Env):
     def play_evenly(self) -> None:
         first = self.envs[0]
         if isinstance(first, TaskEnv) and first.kinds:
-            self._kinds = self._draws.shuffle(first.kinds, _ORDER)
+            self._kinds = self.draws.shuffle(first.kinds, _ORDER)
 
     def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
         try:
@@ -265,7 +266,7 @@ class GymnasiumEnv(Env):
             raise InputMissing(f"environment '{self._name}' needs a package to draw itself: {error}") from error
         except Exception as error:
             raise StageFailed(
-                f"environment '{self._name}' failed in render: {described(error)}", hint=_WHOLE
+                f"environment '{self._name}' failed in render: {describe_error(error)}", hint=_WHOLE
             ) from error
 
     def close(self) -> None:
@@ -276,10 +277,10 @@ class GymnasiumEnv(Env):
             ):  # an error here costs nothing
                 env.close()
 
-    def _made(self, factory: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    def _make_one(self) -> gymnasium.Env:
         try:
             with self._directory:
-                env = factory()
+                env = self._factory()
             if isinstance(env, TaskEnv):
                 env.split = self._split
             return env
@@ -288,7 +289,10 @@ class GymnasiumEnv(Env):
         except gymnasium.error.DependencyNotInstalled as error:
             raise InputMissing(f"environment '{self._name}' needs a package: {error}") from error
         except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
-            raise UsageError(f"unknown environment '{self._name}'", hint=self._meant(str(error))) from error
+            id, hint = self._name.removeprefix("gym:"), str(error)  # gymnasium's own hint, if it knows a similar id
+            if "Did you mean" not in hint and ":" not in id:
+                hint = explain_unknown_id(id)
+            raise UsageError(f"unknown environment '{self._name}'", hint=hint) from error
         except gymnasium.error.Error as error:
             raise UsageError(f"environment '{self._name}' cannot be made: {error}") from error
         except ModuleNotFoundError as error:
@@ -297,46 +301,41 @@ class GymnasiumEnv(Env):
         except BaseException as error:
             if is_stop(error):
                 raise
-            raise StageFailed(f"environment '{self._name}' cannot be made: {described(error)}", hint=_WHOLE) from error
+            raise StageFailed(
+                f"environment '{self._name}' cannot be made: {describe_error(error)}", hint=_WHOLE
+            ) from error
 
-    def _meant(self, said: str) -> str:
-        """Return a hint for an id that is not registered: gymnasium's own where it knows a similar one."""
-        id = self._name.removeprefix("gym:")
-        return said if "Did you mean" in said or ":" in id else explain_unknown_id(id)
-
-    def _failed(self, where: str, i: int, error: BaseException) -> tuple[EnvFailure, BaseException]:
+    def _record_failure(self, where: str, i: int, error: BaseException) -> tuple[EnvFailure, BaseException]:
         """Describe what broke the environment of actor `i`; a user's interrupt is raised again."""
         if is_stop(error):
             raise error
         self._broken.add(i)
         message = (
             f"environment '{self._name}' failed in {where} (actor {self.episodes.offset + i}, "
-            f"reset seed {self._seeds[i]}): {described(error)}"
+            f"reset seed {self._seeds[i]}): {describe_error(error)}"
         )
         return EnvFailure(actors=(i,), message=message, trace="".join(traceback.format_exception(error))), error
 
-    def _renew(self, i: int) -> None:
-        with contextlib.suppress(Exception):  # it is broken, and may fail here as well
-            self.envs[i].close()
-        self.envs[i] = self._made(self._factory)
-        self._broken.discard(i)
+    def _read_space(self, which: str) -> gymnasium.Space[Any]:
+        space = getattr(self.envs[0], which, None)
+        if not isinstance(space, gymnasium.Space):
+            found = "none" if space is None else type(space).__name__
+            raise UsageError(
+                f"environment '{self._name}': its {which} is {found}, not a space of gymnasium",
+                hint=f"set it in the constructor, e.g. self.{which} = gymnasium.spaces.Discrete(2)",
+            )
+        return space
 
 
-def _joined(failures: Sequence[tuple[EnvFailure, BaseException]], brought: Any) -> ActorsFailed:
-    """Return one error for all failures, in the order of the actors, caused by the first."""
+def _join_failures(failures: Sequence[tuple[EnvFailure, BaseException]], brought: Any) -> ActorsFailed:
+    """Make one error of all failures, in the order of the actors, caused by the first."""
     ordered = sorted(failures, key=lambda failure: failure[0].actors)
     error = ActorsFailed([failure for failure, _ in ordered], brought)
     error.__cause__ = ordered[0][1]
     return error
 
 
-def _clear(i: int, *arrays: np.ndarray) -> None:
-    """Set row `i` of each to zero."""
-    for array in arrays:
-        array[i] = 0
-
-
-def _flag(value: Any, name: str) -> bool:
+def _as_flag(value: Any, name: str) -> bool:
     """Return an environment's flag. ValueError for a value that is neither true nor false."""
     if value is True or value is False:
         return value
@@ -345,18 +344,7 @@ def _flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def _space(env: gymnasium.Env, which: str, name: str) -> gymnasium.Space[Any]:
-    space = getattr(env, which, None)
-    if not isinstance(space, gymnasium.Space):
-        found = "none" if space is None else type(space).__name__
-        raise UsageError(
-            f"environment '{name}': its {which} is {found}, not a space of gymnasium",
-            hint=f"set it in the constructor, e.g. self.{which} = gymnasium.spaces.Discrete(2)",
-        )
-    return space
-
-
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's type and text, and its place if that is outside this package."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = _OURS in Path(last.filename).parents
@@ -374,7 +362,7 @@ def first_sentence(env: Any) -> str:
 
 class _WorkingDirectory:
     """A context for an environment's code: it runs in the working directory that it last set, and the process's own is
-    restored at the end.
+    restored at the end. A directory that was removed counts as none.
     """
 
     def __init__(self) -> None:
@@ -385,7 +373,7 @@ class _WorkingDirectory:
         self._depth += 1
         if self._depth > 1:
             return
-        self._process = _current()
+        self._process = self._find_current()
         if self._own:
             with contextlib.suppress(OSError):
                 os.chdir(self._own)
@@ -394,14 +382,56 @@ class _WorkingDirectory:
         self._depth -= 1
         if self._depth:
             return
-        now = _current()
+        now = self._find_current()
         if now != self._process and self._process:
             self._own = now
             os.chdir(self._process)
 
+    def _find_current(self) -> str:
+        try:
+            return os.getcwd()
+        except FileNotFoundError:
+            return ""
 
-def _current() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was removed
-        return ""
+
+def explain_unknown_id(id: str) -> str:
+    """Write a hint for a gymnasium id that is not registered: the module of an installed package that registers it,
+    else a package of a similar name, else the form in which a module is named. Packages are searched, not imported.
+    """
+    packages = []
+    for package in metadata.distributions() if id else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            needs = any(re.match(r"(gymnasium|gym)\b", text, re.IGNORECASE) for text in package.requires or ())
+            offers = any(point.group.startswith("gymnasium.envs") for point in package.entry_points)
+            if (needs or offers) and package.name.lower() not in ("gymnasium", "gym", "amago"):
+                packages.append(package)
+    modules = [module for package in packages if (module := _find_registering_module(package, id)) is not None]
+    if modules:
+        named = " or ".join(f"gym:{module}:{id}" for module in modules[:_MOST_MODULES])
+        return f"an installed package registers it: give {named}"
+    hint = f"where a package registers it, name the package's module: gym:MODULE:{id}"
+    names = {str(package.name).lower(): package for package in packages}
+    about = id.partition("/")[0].rpartition("-v")[0] or id
+    if (close := nearest(about.lower(), names, cutoff=0.6)) is not None:
+        files = names[close].files or ()
+        tops = {file.parts[0] for file in files if len(file.parts) > 1 and file.name == "__init__.py"}
+        if tops:
+            hint += f"; installed is {close}, whose module is {min(tops)}"
+    return hint
+
+
+def _find_registering_module(package: metadata.Distribution, id: str) -> str | None:
+    """Find the top module of a package whose source contains `id` in quotes, and "register"."""
+    quoted = re.compile(rf"""["']{re.escape(id)}["']""".encode())
+    left = _MOST_BYTES
+    for file in package.files or ():
+        if file.suffix != ".py" or left <= 0:
+            continue
+        with contextlib.suppress(OSError):
+            path = Path(str(file.locate()))
+            if (size := path.stat().st_size) > _LARGEST_FILE:
+                continue
+            content, left = path.read_bytes(), left - size
+            if b"register" in content and quoted.search(content):
+                return file.parts[0].removesuffix(".py")
+    return None

@@ -31,20 +31,19 @@ class LegalActions:
             )
 
     def draw(self, observation: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
-        """Actions (N, ...) in stored form, uniform over what the observation (N, ...) allows."""
+        """Draw actions (N, ...) in stored form, uniform over what the observation (N, ...) allows."""
+
+        def choose(legal: np.ndarray) -> np.ndarray:
+            legal = legal | ~legal.any(axis=1, keepdims=True)
+            order = np.cumsum(legal, axis=1)
+            rank = rng.integers(order[:, -1])  # of the chosen one among the legal ones
+            return (order > rank[:, None]).argmax(axis=1)
+
         legal = observation[self.column] > 0
         if isinstance(self.space, MultiBinary):
             return (legal & (rng.random(legal.shape) < 0.5)).astype(self.space.dtype)
         if isinstance(self.space, Discrete):
-            return _choice(legal, rng).astype(self.space.dtype)
+            return choose(legal).astype(self.space.dtype)
         assert isinstance(self.space, MultiDiscrete)
         places = np.split(legal, np.cumsum(self.space.nvec)[:-1], axis=1)
-        return np.stack([_choice(place, rng) for place in places], axis=1).astype(self.space.dtype)
-
-
-def _choice(legal: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One of the choices (N,) that are legal (N, n) bool."""
-    legal = legal | ~legal.any(axis=1, keepdims=True)
-    order = np.cumsum(legal, axis=1)
-    wanted = rng.integers(order[:, -1])  # the how-manieth of the legal ones
-    return (order > wanted[:, None]).argmax(axis=1)
+        return np.stack([choose(place) for place in places], axis=1).astype(self.space.dtype)

@@ -1,9 +1,9 @@
 """Environments by name: `make` builds one, `settings_model` says which parameters it takes, `catalogue` lists
 them.
 
-A suite is one module of `envs.suites` with `settings_model(name)` and `make(name, settings, *, num_envs,
-seed, split)`; it is imported when one of its names is asked for. Installed packages add environments through
-entry points `amago.environment`, whose value is a `module:attr` of the kind a user may also type.
+A suite is a class in a module of `envs.suites` that has `Settings` and `make(name, settings, *, num_envs, seed,
+split)`; the module is imported when one of its names is asked for. Installed packages add environments through entry
+points `amago.environment`, whose value is a `module:attr` of the kind a user may also type.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def make(
     (2, 2)
     """
     target, entry = _resolve(name)
-    module = entry.load(name)
-    model = module.settings_model(target)
+    suite = entry.load(name)
+    model = suite.Settings
     if isinstance(params, SettingsModel):
         params = params.model_dump()
     try:
@@ -61,22 +61,21 @@ def make(
     except ValidationError as error:
         refuse(describe(error, model, "env"), f"environment '{name}'")
     more: dict[str, Any] = {"label": name} if target != name else {}
-    if drawn and "drawn" in inspect.signature(module.make).parameters:
+    if drawn and "drawn" in inspect.signature(suite.make).parameters:
         more["drawn"] = True
-    made: Env = module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **more)
+    made: Env = suite.make(target, settings, num_envs=num_envs, seed=seed, split=split, **more)
     return made if attempts == 1 else Repeated(made, attempts)
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    """Return the model of the parameters of environment `name`. Errors as for `make`."""
-    target, entry = _resolve(name)
-    return entry.load(name).settings_model(target)
+    """Find the model of the parameters of environment `name`. Errors as for `make`."""
+    return _resolve(name)[1].load(name).Settings
 
 
 def parameters(name: str) -> list[Parameter]:
-    """Return the parameters of environment `name`: those of its model, and of a user's own constructor."""
+    """List the parameters of environment `name`: those of its model, and of a user's own constructor."""
     target, entry = _resolve(name)
-    module = entry.load(name)
+    suite = entry.load(name)
     listed = [
         Parameter(
             name=key,
@@ -84,18 +83,18 @@ def parameters(name: str) -> list[Parameter]:
             about=" ".join((field.description or "").split()),
             required=field.is_required(),
         )
-        for key, field in module.settings_model(target).model_fields.items()
+        for key, field in suite.Settings.model_fields.items()
     ]
-    return listed + (module.constructor(target) if entry is USER_ENTRY else [])
+    return listed + (suite.list_parameters(target) if entry is USER_ENTRY else [])
 
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
     """Raise InputMissing if making environment `name` would import a module whose name was only read from a file.
     `make` checks this itself; a caller that has another process make it checks first."""
     target, entry = _resolve(name)
-    module = entry.load(name)
-    if hasattr(module, "require_trust"):
-        module.require_trust(target, params)
+    suite = entry.load(name)
+    if hasattr(suite, "require_trust"):
+        suite.require_trust(target, params)
 
 
 def is_users(name: str) -> bool:
@@ -109,7 +108,7 @@ def is_users(name: str) -> bool:
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
-    """Return the extra that environment `name` needs (None: none), and whether it is installed. UsageError: no such
+    """Find the extra that environment `name` needs (None: none), and whether it is installed. UsageError: no such
     environment.
 
     >>> requirement("tmaze")
@@ -117,29 +116,29 @@ def requirement(name: str) -> tuple[str | None, bool]:
     """
     target, entry = _resolve(name)
     if entry.extra is None and target.startswith("gym:"):
-        return entry.load(target).requirement(target)
+        return entry.load(target).find_requirement(target)
     return entry.extra, entry.installed
 
 
 def catalogue() -> list[Entry]:
-    """Return every environment that can be named, without importing any. An entry point with the name of one of ours,
+    """List every environment that can be named, without importing any. An entry point with the name of one of ours,
     which `make` refuses, is not listed."""
     plugged = [
         replace(USER_ENTRY, name=point.name, suite="installed", about=point.value)
         for point in entry_points(_KIND)
-        if _ours(point.name) is None
+        if _find_ours(point.name) is None
     ]
     return [*ENTRIES, *sorted(plugged, key=lambda entry: entry.name)]
 
 
 def entry_of(name: str) -> Entry:
-    """Return the catalogue's entry for environment `name`. UsageError: no such environment."""
+    """Find the catalogue's entry for environment `name`. UsageError: no such environment."""
     return _resolve(name)[1]
 
 
 def _resolve(name: str) -> tuple[str, Entry]:
-    """Return what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
-    entry = _ours(name)
+    """Find what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
+    entry = _find_ours(name)
     for point in entry_points(_KIND):
         if point.name == name and entry is not None:
             package = point.dist.name if point.dist is not None else "an installed package"
@@ -154,15 +153,15 @@ def _resolve(name: str) -> tuple[str, Entry]:
     module, _, attribute = name.partition(":")
     if module.replace(".", "").isidentifier() and attribute.isidentifier():
         return name, USER_ENTRY
-    raise UsageError(f"unknown environment '{name}'", hint=_meant(name))
+    raise UsageError(f"unknown environment '{name}'", hint=_suggest_name(name))
 
 
-def _ours(name: str) -> Entry | None:
+def _find_ours(name: str) -> Entry | None:
     return next((entry for entry in ENTRIES if entry is not USER_ENTRY and entry.matches(name)), None)
 
 
-def _meant(name: str) -> str:
-    """Return a hint for an unknown name: an ID of gymnasium without its prefix, else the nearest name."""
+def _suggest_name(name: str) -> str:
+    """Write a hint for an unknown name: an ID of gymnasium without its prefix, else the nearest name."""
     if name in gymnasium.registry:
         return f"did you mean 'gym:{name}'?"
     for entry in ENTRIES:

@@ -8,25 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
+from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult, unknown_task
 from pipelines.envs.scenes import Scene
 
 
-class NativeEnv(Env):
+class NativeEnv(EpisodeEnv):
     """Base class of built-ins. Subclasses implement `_begin`, `_assign`, `_observe` and `step`."""
 
     def __init__(self, spec: EnvSpec, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(spec.name, num_envs=num_envs, seed=seed, split=split)
         self.spec = spec
-        self.draws = Draws(seed, split, spec.name)
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
         self._named: tuple[str, ...] = ()
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
+        indices, episodes = self._advance(mask)
         self._begin(indices, episodes)
         for actor, episode in zip(indices.tolist(), episodes.tolist(), strict=True) if self._named else ():
             self._assign(actor, self._named[episode % len(self._named)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ _LETTERS: Mapping[str, str] = {
 }
 """The usual letters of a grid."""
 ON_ICE: Mapping[str, str] = {**_LETTERS, ".": "ice", "#": "hole"}
+_TILES = {*_LETTERS.values(), *ON_ICE.values()}
 
 
 class Scene(Protocol):
@@ -44,8 +45,8 @@ class Scene(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GridScene:
-    """Cells as one letter each, in rows. `tiles` names the picture of a letter, one of `_TILES`; others are goals that
-    the letter numbers.
+    """Cells as one letter each, in rows. `tiles` names the picture of a letter, a method of `_Tile`; others are goals
+    that the letter numbers.
 
     The agent, at (row, column), is "@"; `carries` names the tile that it holds, `note` is added to the text.
     """
@@ -69,19 +70,22 @@ class GridScene:
         side = int(np.clip(WIDTH // max(width, height), *_SIDES))
         names = {letter: self.tiles.get(letter, letter) for line in self.rows for letter in line}
         number = {letter: place for place, letter in enumerate(names)}
-        drawn = np.stack([_tile(name, side) for name in names.values()])
+        drawn = np.stack([_draw_tile(name, side) for name in names.values()])
         cells = np.array([[number[letter] for letter in line[left : left + width]] for line in self.rows])
         tiled = drawn[cells[top : top + height]].swapaxes(1, 2)
         canvas = Canvas(0, 0)
         canvas.pixels = np.ascontiguousarray(tiled.reshape(height * side, width * side, 3))
         x, y = (self.agent[1] - left + 0.5) * side, (self.agent[0] - top + 0.5) * side
-        _draw_agent(canvas, x, y, side)
+        canvas.disc(x, y, side * 0.36, WHITE)
+        canvas.disc(x, y, side * 0.31, BLUE)
+        for eye in (-0.11, 0.11):
+            canvas.disc(x + eye * side, y - 0.06 * side, side * 0.06, WHITE)
         if self.carries:
-            _TILES[self.carries](canvas, side * 0.45, x + side * 0.05, y - side * 0.48)
+            getattr(_Tile(canvas, side * 0.45, x + side * 0.05, y - side * 0.48), self.carries)()
         return canvas.pixels
 
     def _window(self) -> tuple[int, int, int, int]:
-        """Return the first row and column that are shown, and how many."""
+        """Find the first row and column that are shown, and how many."""
         sizes = len(self.rows), len(self.rows[0])
         counts = [min(size, _MOST_CELLS) for size in sizes]
         firsts = [
@@ -91,128 +95,111 @@ class GridScene:
         return firsts[0], firsts[1], counts[0], counts[1]
 
 
-def _draw_agent(canvas: Canvas, x: float, y: float, side: int) -> None:
-    canvas.disc(x, y, side * 0.36, WHITE)
-    canvas.disc(x, y, side * 0.31, BLUE)
-    for eye in (-0.11, 0.11):
-        canvas.disc(x + eye * side, y - 0.06 * side, side * 0.06, WHITE)
-
-
 @lru_cache(maxsize=512)
-def _tile(name: str, side: int) -> np.ndarray:
-    canvas = Canvas(side, side, PAPER)
-    _TILES.get(name, partial(_numbered, number=name))(canvas, side)
-    canvas.pixels.setflags(write=False)
-    return canvas.pixels
+def _draw_tile(name: str, side: int) -> np.ndarray:
+    tile = _Tile(Canvas(side, side, PAPER), side)
+    if name in _TILES:
+        getattr(tile, name)()
+    else:
+        tile.number(name)
+    tile.canvas.pixels.setflags(write=False)
+    return tile.canvas.pixels
 
 
-def _floor(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    canvas.rectangle(x, y, x + side, y + side, PALE)
-    canvas.rectangle(x, y, x + side - 1, y + side - 1, PAPER)
+class _Tile:
+    """One cell of a canvas: a square of `side` pixels whose top left corner is (`x`, `y`). Places within it are shares
+    of the side."""
+
+    def __init__(self, canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
+        self.canvas, self.side, self.x, self.y = canvas, side, x, y
+
+    def _fill(self, color: tuple[int, int, int], less: float = 0) -> None:
+        """Fill the cell, but for `less` pixels at the right and at the bottom."""
+        self.canvas.rectangle(self.x, self.y, self.x + self.side - less, self.y + self.side - less, color)
+
+    def _rectangle(self, left: float, top: float, right: float, bottom: float, color: tuple[int, int, int]) -> None:
+        self.canvas.rectangle(*self._point(left, top), *self._point(right, bottom), color)
+
+    def _disc(self, x: float, y: float, radius: float, color: tuple[int, int, int]) -> None:
+        self.canvas.disc(*self._point(x, y), radius, color)
+
+    def _line(self, x0: float, y0: float, x1: float, y1: float, width: float, color: tuple[int, int, int]) -> None:
+        self.canvas.line(*self._point(x0, y0), *self._point(x1, y1), width, color)
+
+    def _point(self, x: float, y: float) -> tuple[float, float]:
+        return self.x + self.side * x, self.y + self.side * y
+
+    def floor(self) -> None:
+        self._fill(PALE)
+        self._fill(PAPER, less=1)
+
+    def wall(self) -> None:
+        self._fill(SLATE)
+        bottom, height = self.y + self.side, max(self.side * 0.12, 1)
+        self.canvas.rectangle(self.x, bottom - height, self.x + self.side, bottom, INK)
+
+    def ice(self) -> None:
+        self._fill(SKY)
+        self._fill((224, 242, 254), less=1)
+        self._line(0.2, 0.35, 0.4, 0.2, self.side * 0.03, WHITE)
+
+    def hole(self) -> None:
+        self.ice()
+        self._disc(0.5, 0.5, self.side * 0.38, (96, 145, 220))
+        self._disc(0.5, 0.53, self.side * 0.33, WATER)
+
+    def start(self) -> None:
+        self.floor()
+        self.canvas.ring(*self._point(0.5, 0.5), self.side * 0.36, max(self.side * 0.05, 1), GREY)
+
+    def goal(self) -> None:
+        self._fill((220, 252, 231), less=1)
+        self._line(0.34, 0.16, 0.34, 0.84, max(self.side * 0.06, 1), INK)
+        self.canvas.triangle(self._point(0.34, 0.16), self._point(0.34, 0.56), self._point(0.78, 0.36), color=GREEN)
+
+    def small_key(self) -> None:
+        width = max(self.side * 0.1, 1.2)
+        self.canvas.ring(*self._point(0.3, 0.5), self.side * 0.15, width, AMBER)
+        self._line(0.45, 0.5, 0.82, 0.5, width, AMBER)
+        for tooth in (0.68, 0.8):
+            self._line(tooth, 0.5, tooth, 0.64, width, AMBER)
+
+    def key(self) -> None:
+        self.floor()
+        self.small_key()
+
+    def door(self) -> None:
+        self.floor()
+        self._rectangle(0.22, 0.1, 0.78, 0.92, (120, 53, 15))
+        self._rectangle(0.28, 0.16, 0.72, 0.92, (180, 83, 9))
+        self._disc(0.63, 0.55, max(self.side * 0.05, 1), GOLD)
+
+    def done(self) -> None:
+        self.floor()
+        self._disc(0.5, 0.5, self.side * 0.34, (187, 247, 208))
+        for x0, y0, x1, y1 in ((0.34, 0.52, 0.45, 0.64), (0.45, 0.64, 0.68, 0.38)):
+            self._line(x0, y0, x1, y1, max(self.side * 0.07, 1), GREEN)
+
+    def number(self, digit: str) -> None:
+        self.floor()
+        self._disc(0.5, 0.5, self.side * 0.38, GREEN)
+        self.canvas.text(digit, *self._point(0.5, 0.5), WHITE, scale=max(round(self.side / 16), 1), middle=True)
+
+    def up(self, tip: float = 0.15, tail: float = 0.85) -> None:
+        self.floor()
+        wing = (tip + tail) / 2
+        self._line(0.5, tail, 0.5, wing, max(self.side * 0.12, 1), AMBER)
+        corners = (self._point(across, wing) for across in (0.26, 0.74))
+        self.canvas.triangle(self._point(0.5, tip), *corners, color=AMBER)
+
+    def down(self) -> None:
+        self.up(tip=0.85, tail=0.15)
 
 
-def _wall(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    canvas.rectangle(x, y, x + side, y + side, SLATE)
-    canvas.rectangle(x, y + side - max(side * 0.12, 1), x + side, y + side, INK)
+def split_rows(cells: np.ndarray, size: int) -> list[str]:
+    """Split (size * size,) letters into rows of text.
 
-
-def _ice(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    canvas.rectangle(x, y, x + side, y + side, SKY)
-    canvas.rectangle(x, y, x + side - 1, y + side - 1, (224, 242, 254))
-    canvas.line(x + side * 0.2, y + side * 0.35, x + side * 0.4, y + side * 0.2, side * 0.03, WHITE)
-
-
-def _hole(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _ice(canvas, side, x, y)
-    canvas.disc(x + side / 2, y + side / 2, side * 0.38, (96, 145, 220))
-    canvas.disc(x + side / 2, y + side * 0.53, side * 0.33, WATER)
-
-
-def _start(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _floor(canvas, side, x, y)
-    canvas.ring(x + side / 2, y + side / 2, side * 0.36, max(side * 0.05, 1), GREY)
-
-
-def _flag(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    at = [(x + side * 0.34, y + side * top) for top in (0.16, 0.56)]
-    canvas.line(*at[0], at[0][0], y + side * 0.84, max(side * 0.06, 1), INK)
-    canvas.triangle(at[0], at[1], (x + side * 0.78, y + side * 0.36), color=GREEN)
-
-
-def _goal(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    canvas.rectangle(x, y, x + side - 1, y + side - 1, (220, 252, 231))
-    _flag(canvas, side, x, y)
-
-
-def _key(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    width = max(side * 0.1, 1.2)
-    canvas.ring(x + side * 0.3, y + side * 0.5, side * 0.15, width, AMBER)
-    canvas.line(x + side * 0.45, y + side * 0.5, x + side * 0.82, y + side * 0.5, width, AMBER)
-    for tooth in (0.68, 0.8):
-        canvas.line(x + side * tooth, y + side * 0.5, x + side * tooth, y + side * 0.64, width, AMBER)
-
-
-def _key_on_floor(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _floor(canvas, side, x, y)
-    _key(canvas, side, x, y)
-
-
-def _door(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _floor(canvas, side, x, y)
-    canvas.rectangle(x + side * 0.22, y + side * 0.1, x + side * 0.78, y + side * 0.92, (120, 53, 15))
-    canvas.rectangle(x + side * 0.28, y + side * 0.16, x + side * 0.72, y + side * 0.92, (180, 83, 9))
-    canvas.disc(x + side * 0.63, y + side * 0.55, max(side * 0.05, 1), GOLD)
-
-
-def _done(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _floor(canvas, side, x, y)
-    canvas.disc(x + side / 2, y + side / 2, side * 0.34, (187, 247, 208))
-    for x0, y0, x1, y1 in ((0.34, 0.52, 0.45, 0.64), (0.45, 0.64, 0.68, 0.38)):
-        canvas.line(x + side * x0, y + side * y0, x + side * x1, y + side * y1, max(side * 0.07, 1), GREEN)
-
-
-def _numbered(canvas: Canvas, side: float, x: float = 0, y: float = 0, *, number: str) -> None:
-    _floor(canvas, side, x, y)
-    canvas.disc(x + side / 2, y + side / 2, side * 0.38, GREEN)
-    canvas.text(number, x + side / 2, y + side / 2, WHITE, scale=max(round(side / 16), 1), middle=True)
-
-
-def _arrow(canvas: Canvas, side: float, x: float, y: float, tip: float, tail: float) -> None:
-    _floor(canvas, side, x, y)
-    wing = (tip + tail) / 2
-    canvas.line(x + side / 2, y + side * tail, x + side / 2, y + side * wing, max(side * 0.12, 1), AMBER)
-    corners = ((x + side * across, y + side * wing) for across in (0.26, 0.74))
-    canvas.triangle((x + side / 2, y + side * tip), *corners, color=AMBER)
-
-
-def _up(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _arrow(canvas, side, x, y, 0.15, 0.85)
-
-
-def _down(canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
-    _arrow(canvas, side, x, y, 0.85, 0.15)
-
-
-_TILES: Mapping[str, Callable[..., None]] = {
-    "floor": _floor,
-    "wall": _wall,
-    "ice": _ice,
-    "hole": _hole,
-    "start": _start,
-    "goal": _goal,
-    "key": _key_on_floor,
-    "small key": _key,
-    "door": _door,
-    "done": _done,
-    "up": _up,
-    "down": _down,
-}
-
-
-def rows_of(cells: np.ndarray, size: int) -> list[str]:
-    """Return (size * size,) letters as rows of text.
-
-    >>> rows_of(np.array(list("ab.#")), 2)
+    >>> split_rows(np.array(list("ab.#")), 2)
     ['ab', '.#']
     """
     line = "".join(cells.tolist())

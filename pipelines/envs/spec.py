@@ -58,7 +58,7 @@ class ObservationCodec:
                 self._add(member, f"{column}.{index}", (*path, index))
             return
         where = f"environment '{self._name}': observation '{column}'"
-        ragged = _ragged(space, where, self._max_length)
+        ragged = _convert_ragged(space, where, self._max_length)
         if ragged is not None:
             self._put(f"{column}.{LENGTH}", ragged.length_space)
             self._put(column, ragged)
@@ -68,7 +68,8 @@ class ObservationCodec:
             return
         ours, start = _convert(space, where)
         self._put(column, ours)
-        self._leaves.append(_Leaf(column, path, tuple(space.shape or ()), start, _values(ours)))
+        values = np.array(ours.nvec) if isinstance(ours, MultiDiscrete) else ours.n if isinstance(ours, Discrete) else 2
+        self._leaves.append(_Leaf(column, path, tuple(space.shape or ()), start, values))
 
     def _put(self, column: str, space: Space) -> None:
         if column in self.spaces:
@@ -79,37 +80,37 @@ class ObservationCodec:
         self.spaces[column] = space
 
     def text(self, observation: Any) -> str:
-        """Return the first text in `observation`; "" if it has none."""
-        return str(_found(observation, self._texts[0])) if self._texts else ""
+        """Find the first text in `observation`; "" if it has none."""
+        return str(_look_up(observation, self._texts[0])) if self._texts else ""
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
-        """Return columns of `num_envs` rows, to be filled by `write`."""
+        """Make columns of `num_envs` rows, to be filled by `write`."""
         return {name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()}
 
     def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
         """Write `observation` to `row`. ValueError where it violates the declared space; see also `not_finite`."""
         for column, path, space in self._ragged:
             try:
-                columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_found(observation, path))
+                columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_look_up(observation, path))
             except TooLong as error:
                 raise ValueError(f"observation '{column}': {error}, as its space or env.max_length says") from error
             except ValueError as error:
                 raise ValueError(f"observation '{column}': {error}") from error
         for leaf in self._leaves:
-            value = np.asarray(_found(observation, leaf.path))
+            value = np.asarray(_look_up(observation, leaf.path))
             if value.shape != leaf.shape:
                 raise ValueError(f"observation '{leaf.column}' has shape {value.shape}, its space says {leaf.shape}")
             if leaf.start is not None:
                 value = (value - leaf.start).reshape(columns[leaf.column].shape[1:])
                 if (value < 0).any() or (value >= leaf.values).any():
-                    raise ValueError(f"observation '{leaf.column}' is outside its space: {_shown(value)}")
+                    raise ValueError(f"observation '{leaf.column}' is outside its space: {_format_values(value)}")
             target = columns[leaf.column]
             target[row] = value
             if target.dtype.kind != "f" and target.dtype != value.dtype and (target[row] != value).any():
-                raise ValueError(f"observation '{leaf.column}' is not {target.dtype}: {_shown(value)}")
+                raise ValueError(f"observation '{leaf.column}' is not {target.dtype}: {_format_values(value)}")
 
     def not_finite(self, columns: Mapping[str, np.ndarray]) -> dict[int, str]:
-        """Return what is wrong, by row, where observations that were written are infinite or not numbers.
+        """Explain, by row, which observations that were written are infinite or not numbers.
 
         All rows are checked at once, because the check of one costs as much as a step of a quick environment.
         """
@@ -118,11 +119,11 @@ class ObservationCodec:
             column = columns[leaf.column]
             if column.dtype.kind == "f":
                 for row in rows_not_finite(column):
-                    found.setdefault(row, f"observation '{leaf.column}' is not finite: {_shown(column[row])}")
+                    found.setdefault(row, f"observation '{leaf.column}' is not finite: {_format_values(column[row])}")
         return found
 
 
-def _found(observation: Any, path: tuple[Any, ...]) -> Any:
+def _look_up(observation: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         observation = observation[key]
     return observation
@@ -153,7 +154,7 @@ class ActionCodec:
         self._shape, self._dtype = tuple(space.shape or ()), space.dtype
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(space, gymnasium.spaces.Box):
-            low, high = _bounds(space)
+            low, high = _find_bounds(space)
             self._scale = low, (high - low) / 2
 
     def decode(self, actions: np.ndarray) -> list[Any]:
@@ -170,10 +171,30 @@ class ActionCodec:
 
 
 def _convert(space: gymnasium.Space[Any], where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
-    """Return the system's space, and the environment's first value (None for a Box). UsageError for a space whose
+    """Convert to the system's space, and the environment's first value (None for a Box). UsageError for a space whose
     values cannot be stored.
     """
-    ours, start = _converted(space, where, action=action)
+    ours: Space
+    start: np.ndarray | int | None = None
+    if isinstance(space, gymnasium.spaces.Discrete):
+        ours, start = Discrete(n=int(space.n), start=int(space.start)), int(space.start)
+    elif isinstance(space, gymnasium.spaces.MultiDiscrete):
+        firsts, start = tuple(int(first) for first in space.start.ravel()), space.start
+        ours = MultiDiscrete(nvec=tuple(int(n) for n in space.nvec.ravel()), start=firsts if any(firsts) else None)
+    elif isinstance(space, gymnasium.spaces.MultiBinary):
+        ours, start = MultiBinary(n=int(np.prod(space.shape))), 0
+    elif isinstance(space, gymnasium.spaces.Box) and action:
+        low, high = (tuple(bound.ravel().tolist()) for bound in _find_bounds(space))
+        native = None if np.can_cast(np.float32, space.dtype) else str(space.dtype)
+        ours = Box(shape=tuple(space.shape), low=low, high=high, native=native)
+    elif isinstance(space, gymnasium.spaces.Box):
+        ours = Box(shape=tuple(space.shape), dtype=_choose_dtype(space.dtype))
+    else:
+        raise UsageError(
+            f"{where} space {type(space).__name__} is not supported",
+            hint="supported: Box, Discrete, MultiDiscrete, MultiBinary; for observations also Dict, Tuple, Text, and "
+            "Sequence of Box or Discrete",
+        )
     try:
         require_sound(ours)
     except ValueError as error:
@@ -181,36 +202,12 @@ def _convert(space: gymnasium.Space[Any], where: str, *, action: bool = False) -
     return ours, start
 
 
-def _converted(
-    space: gymnasium.Space[Any], where: str, *, action: bool = False
-) -> tuple[Space, np.ndarray | int | None]:
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
-    if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        start = tuple(int(first) for first in space.start.ravel())
-        ours = MultiDiscrete(nvec=tuple(int(n) for n in space.nvec.ravel()), start=start if any(start) else None)
-        return ours, space.start
-    if isinstance(space, gymnasium.spaces.MultiBinary):
-        return MultiBinary(n=int(np.prod(space.shape))), 0
-    if isinstance(space, gymnasium.spaces.Box):
-        if action:
-            low, high = (tuple(bound.ravel().tolist()) for bound in _bounds(space))
-            native = None if np.can_cast(np.float32, space.dtype) else str(space.dtype)
-            return Box(shape=tuple(space.shape), low=low, high=high, native=native), None
-        return Box(shape=tuple(space.shape), dtype=_stored_dtype(space.dtype)), None
-    raise UsageError(
-        f"{where} space {type(space).__name__} is not supported",
-        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary; for observations also Dict, Tuple, Text, and "
-        "Sequence of Box or Discrete",
-    )
-
-
 def _is_text(space: gymnasium.Space[Any]) -> bool:
     return space.dtype is not None and space.dtype.kind == "U"
 
 
-def _ragged(space: gymnasium.Space[Any], where: str, max_length: int) -> Ragged | None:
-    """Return the system's space for values of varying length; None for any other."""
+def _convert_ragged(space: gymnasium.Space[Any], where: str, max_length: int) -> Ragged | None:
+    """Convert a space whose values vary in length; None for any other."""
     if _is_text(space):
         highest = max(map(ord, getattr(space, "characters", ""))) if getattr(space, "characters", "") else 0x10FFFF
         length = int(getattr(space, "max_length", max_length))
@@ -223,15 +220,15 @@ def _ragged(space: gymnasium.Space[Any], where: str, max_length: int) -> Ragged 
         last = int(member.start + member.n - 1)
         return Ragged(max_length=max_length, dtype="int32", scale=float(max(abs(int(member.start)), abs(last), 1)))
     if isinstance(member, gymnasium.spaces.Box):
-        return Ragged(max_length=max_length, dtype=_stored_dtype(member.dtype))
+        return Ragged(max_length=max_length, dtype=_choose_dtype(member.dtype))
     raise UsageError(
         f"{where} space Sequence of {type(member).__name__} is not supported",
         hint="supported: Sequence of Box or Discrete",
     )
 
 
-def _bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64 bounds that [-1, 1] is rescaled to; -1 and 1 themselves where the space has none."""
+def _find_bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Find the float64 bounds that [-1, 1] is rescaled to: -1 and 1 themselves where the space has none."""
     bounded = np.isfinite(space.low) & np.isfinite(space.high)
     return (
         np.where(bounded, space.low, -1.0).astype(np.float64),
@@ -239,17 +236,11 @@ def _bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _values(space: Space) -> np.ndarray | int:
-    if isinstance(space, MultiDiscrete):
-        return np.array(space.nvec)
-    return space.n if isinstance(space, Discrete) else 2
-
-
-def _stored_dtype(dtype: np.dtype) -> str:
+def _choose_dtype(dtype: np.dtype) -> str:
     if dtype == np.uint8 or dtype == np.bool_:
         return "uint8"
     return "int32" if np.issubdtype(dtype, np.integer) else "float32"
 
 
-def _shown(value: np.ndarray) -> str:
+def _format_values(value: np.ndarray) -> str:
     return np.array2string(np.asarray(value), threshold=8, precision=4)

@@ -1,7 +1,7 @@
 """A single environment that knows about tasks, attempts and success.
 
 gymnasium's interface cannot express three things that meta-reinforcement learning depends on: the task of an episode,
-the end of an attempt (and its success) within the episode, and the agent's instructions. Suites write one `TaskEnv`;
+the end of an attempt (and its success) within the episode, and the agent's instructions. A suite writes one `TaskEnv`;
 `GymnasiumEnv` makes a batch of them. `Attempts` makes one episode of several attempts at one task.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
+from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Score
 from pipelines.errors import UsageError
 
@@ -43,9 +44,11 @@ class TaskEnv(gymnasium.Env):
     kinds of tasks that are drawn equally often, such as games; `reset` with the option `kind` draws a task of that one.
     `outcome`: of the latest step; `reset` must set it to NOTHING. An environment with `has_success` ends its last
     attempt with its episode. `achievements`: what an episode may achieve; `achieved`: which of it this episode has.
-    `score`: see `EnvSpec`.
+    `score`: see `EnvSpec`. One of our suites declares the model of its parameters, `Settings`, and makes a batch of
+    itself in `make`, as `Env.make` does.
     """
 
+    Settings: ClassVar[type[SettingsModel]]
     num_attempts: int | None = 1
     has_success: bool = False
     horizon: int | None = None
@@ -86,8 +89,10 @@ class TaskEnv(gymnasium.Env):
         raise NotImplementedError
 
 
-def with_attempts(env: gymnasium.Env, attempts: int, *, pause: bool = False, terminates: bool = True) -> gymnasium.Env:
-    """Return `env` itself for one attempt, else `Attempts` of it."""
+def repeat_attempts(
+    env: gymnasium.Env, attempts: int, *, pause: bool = False, terminates: bool = True
+) -> gymnasium.Env:
+    """Wrap `env` in `Attempts`; one attempt is `env` itself."""
     return env if attempts == 1 else Attempts(env, attempts, pause=pause, terminates=terminates)
 
 
@@ -122,7 +127,16 @@ class Attempts(TaskEnv):
         self._seed, self._finished, self._between = 0, 0, False
         self._named: int | None = None
         self.action_space = env.action_space
-        self.observation_space = _with_attempt(env.observation_space, label) if show else env.observation_space
+        self.observation_space = space = env.observation_space
+        if show:
+            parts = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {"observation": space}
+            if "attempt" in parts:
+                raise UsageError(
+                    f"environment '{label}': its observation already has a part 'attempt'",
+                    hint="rename it, or leave env.attempts",
+                )
+            parts["attempt"] = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+            self.observation_space = gymnasium.spaces.Dict(parts)
         if limit is None:
             limit = env.horizon if isinstance(env, TaskEnv) else env.spec.max_episode_steps if env.spec else None
         self.horizon = None if limit is None else attempts * limit + (attempts - 1) * pause
@@ -158,23 +172,23 @@ class Attempts(TaskEnv):
             self._seed = self._named
         self._finished, self._between, self.outcome = 0, False, NOTHING
         observation, info = self.env.reset(seed=self._seed, options=options)
-        return self._shown(observation, begins=True), info
+        return self._add_attempt(observation, begins=True), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._between:
             self._between, self.outcome = False, Outcome(reset=True)
-            return self._shown(self._retry(), begins=True), 0.0, False, False, {}
+            return self._add_attempt(self._retry(), begins=True), 0.0, False, False, {}
         observation, paid, terminated, truncated, info = self.env.step(action)
         if not (terminated or truncated):
             self.outcome = NOTHING
-            return self._shown(observation), float(paid), False, False, info
-        success = self._succeeded(info)
+            return self._add_attempt(observation), float(paid), False, False, info
+        success = self._read_success(info)
         self._finished += 1
         last = self._finished == self._attempts
         again = not (last or self._pause)
         self._between = self._pause and not last
         self.outcome = Outcome(reset=again, attempt_end=True, success=success)
-        shown = self._shown(self._retry() if again else observation, begins=again)
+        shown = self._add_attempt(self._retry() if again else observation, begins=again)
         return shown, float(paid), bool(last and (terminated or self._terminates)), bool(last and truncated), info
 
     def play(self, task: str) -> None:
@@ -198,12 +212,12 @@ class Attempts(TaskEnv):
             return self.env.retry(self._seed)
         return self.env.reset(seed=self._seed)[0]
 
-    def _succeeded(self, info: Mapping[str, Any]) -> bool:
+    def _read_success(self, info: Mapping[str, Any]) -> bool:
         if isinstance(self.env, TaskEnv):
             return self.env.outcome.success
-        return self._success_key is not None and succeeded(info, self._success_key, name=self._label)
+        return self._success_key is not None and read_success(info, self._success_key, name=self._label)
 
-    def _shown(self, observation: Any, *, begins: bool = False) -> Any:
+    def _add_attempt(self, observation: Any, *, begins: bool = False) -> Any:
         if not self._show:
             return observation
         attempt = np.array([begins, self._finished / self._attempts], dtype=np.float32)
@@ -216,27 +230,17 @@ class Attempts(TaskEnv):
 
 
 def draw(env: gymnasium.Env, mode: str) -> Any:
-    """Return the drawing of `env` in a mode of gymnasium; None where it has no such drawing."""
+    """Draw `env` in a mode of gymnasium; None where it has no such drawing."""
     if isinstance(env, TaskEnv):
         return env.drawn(mode)
     return env.render() if env.render_mode == mode else None
 
 
-def succeeded(info: Mapping[str, Any], key: str, *, name: str) -> bool:
-    """Return `info[key]` of an attempt's last step. UsageError where there is no such key."""
+def read_success(info: Mapping[str, Any], key: str, *, name: str) -> bool:
+    """Read `info[key]` of an attempt's last step. UsageError where there is no such key."""
     if key not in info:
         raise UsageError(
             f"environment '{name}': info has no key '{key}' at an episode's end",
             hint=f"keys there: {', '.join(map(str, info)) or 'none'}; see env.success_key",
         )
     return bool(info[key])
-
-
-def _with_attempt(space: gymnasium.Space[Any], name: str) -> gymnasium.spaces.Dict:
-    parts = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {"observation": space}
-    if "attempt" in parts:
-        raise UsageError(
-            f"environment '{name}': its observation already has a part 'attempt'",
-            hint="rename it, or leave env.attempts",
-        )
-    return gymnasium.spaces.Dict({**parts, "attempt": gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)})

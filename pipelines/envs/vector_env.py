@@ -7,26 +7,23 @@ NEXT_STEP is refused: the step that resets one actor would be a step of all the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from pipelines.envs.constructor import parameters
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.envs.gymnasium_env import RESET, described, first_sentence
+from pipelines.envs.constructor import list_parameters
+from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult
+from pipelines.envs.gymnasium_env import describe_error, first_sentence
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
-from pipelines.envs.task_env import succeeded
+from pipelines.envs.task_env import read_success
 from pipelines.errors import AmagoError, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 
-_MODES = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
 
-
-class BatchedEnv(Env):
+class BatchedEnv(EpisodeEnv):
     """The `num_envs` environments of the VectorEnv that `factory` makes of their number. `success_key` as of
     `GymnasiumEnv`."""
 
@@ -41,11 +38,9 @@ class BatchedEnv(Env):
         success_key: str | None = None,
         max_length: int = MAX_LENGTH,
     ) -> None:
-        super().__init__(num_envs=num_envs)
-        self._name, self._success_key, self._test = name, success_key, split == "test"
-        self._draws = Draws(seed, split, name)
-        self.env = self._made(factory)
-        self._resets_itself = _mode(self.env) is AutoresetMode.SAME_STEP
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
+        self._name, self._success_key = name, success_key
+        self.env = self._make_batch(factory)
         self._observations = ObservationCodec(self.env.single_observation_space, name=name, max_length=max_length)
         self._actions = ActionCodec(self.env.single_action_space, name=name)
         self.spec = EnvSpec(
@@ -64,12 +59,11 @@ class BatchedEnv(Env):
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones(self.num_envs, dtype=bool) if mask is None else mask
-        indices = np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
-        shown = self._shown(mask)
+        indices, episodes = self._advance(mask)
+        self._seeds[indices] = self._draw_seeds(episodes)
+        shown = self._begin(mask)
         columns = {name: column.copy() for name, column in self._columns.items()}
-        for i, observation in enumerate(self._each(shown)):
+        for i, observation in enumerate(iterate(self.env.observation_space, shown)):
             if mask[i]:
                 self._write(observation, columns, i)
                 self._goals[i] = self._observations.text(observation)
@@ -77,7 +71,7 @@ class BatchedEnv(Env):
         self._columns = columns
         return columns
 
-    def _shown(self, mask: np.ndarray) -> Any:
+    def _begin(self, mask: np.ndarray) -> Any:
         """Return a batch of observations in which the actors in `mask` have begun an episode."""
         seeds: Any = self._seeds.tolist()
         if self._begun is not None and self._resets_itself and (self._ended | ~mask).all():
@@ -97,8 +91,8 @@ class BatchedEnv(Env):
         if not np.isfinite(reward).all():
             raise StageFailed(f"environment '{self._name}' failed in step: its rewards are {reward}")
         columns = self._observations.empty(self.num_envs)
-        finals = self._finals(info, over) if self._resets_itself and over.any() else {}
-        for i, observation in enumerate(self._each(shown)):
+        finals = self._read_finals(info, over) if self._resets_itself and over.any() else {}
+        for i, observation in enumerate(iterate(self.env.observation_space, shown)):
             self._write(finals.get(i, observation), columns, i)
         self._begun, self._ended, self._columns = shown, over, columns
         return StepResult(
@@ -108,7 +102,7 @@ class BatchedEnv(Env):
             truncated=truncated,
             reset=np.zeros(self.num_envs, dtype=bool),
             attempt_end=over,
-            success=self._succeeded(info, over),
+            success=self._read_success(info, over),
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:
@@ -124,17 +118,19 @@ class BatchedEnv(Env):
     def close(self) -> None:
         self.env.close()
 
-    def _made(self, factory: Callable[[int], Any]) -> VectorEnv:
+    def _make_batch(self, factory: Callable[[int], Any]) -> VectorEnv:
         env = self._call("its constructor", lambda: factory(self.num_envs))
         if not isinstance(env, VectorEnv):
             raise UsageError(f"environment '{self._name}' gives {type(env).__name__}, not a gymnasium.vector.VectorEnv")
         if env.num_envs != self.num_envs:
             raise UsageError(f"environment '{self._name}' gives {env.num_envs} actors, {self.num_envs} were asked for")
-        if _mode(env) not in _MODES:
+        mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))  # gymnasium's default
+        if mode is AutoresetMode.NEXT_STEP:
             raise UsageError(
                 f"environment '{self._name}' resets its actors in the step after an episode's end",
                 hint="make it with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or SAME_STEP",
             )
+        self._resets_itself = mode is AutoresetMode.SAME_STEP
         return env
 
     def _call(self, where: str, call: Callable[[], Any]) -> Any:
@@ -143,11 +139,8 @@ class BatchedEnv(Env):
         except AmagoError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"environment '{self._name}' failed in {where}: {described(error)}"
+            message = f"environment '{self._name}' failed in {where}: {describe_error(error)}"
             raise StageFailed(message, hint="-v shows where it came from") from error
-
-    def _each(self, shown: Any) -> Iterator[Any]:
-        return iter(iterate(self.env.observation_space, shown))
 
     def _write(self, observation: Any, columns: Mapping[str, np.ndarray], i: int) -> None:
         try:
@@ -157,32 +150,30 @@ class BatchedEnv(Env):
         except ValueError as error:
             raise StageFailed(f"environment '{self._name}' failed (actor {i}): {error}") from error
 
-    def _finals(self, info: Mapping[str, Any], over: np.ndarray) -> dict[int, Any]:
+    def _read_finals(self, info: Mapping[str, Any], over: np.ndarray) -> dict[int, Any]:
         """Return the last observations of the episodes that ended, by actor."""
         final = info.get("final_obs")
         if final is None:
             raise StageFailed(f"environment '{self._name}' ended an episode without info['final_obs']")
-        each = final if isinstance(final, np.ndarray) and final.dtype == object else list(self._each(final))
+        each = (
+            final
+            if isinstance(final, np.ndarray) and final.dtype == object
+            else list(iterate(self.env.observation_space, final))
+        )
         return {i: each[i] for i in np.flatnonzero(over).tolist()}
 
-    def _succeeded(self, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
+    def _read_success(self, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
         success = np.zeros(self.num_envs, dtype=bool)
         if self._success_key is not None and over.any():
             last = info.get("final_info", {}) if self._resets_itself else info
             for i in np.flatnonzero(over):
                 own = {key: values[i] for key, values in last.items() if np.ndim(values)}
-                success[i] = succeeded(own, self._success_key, name=self._name)
+                success[i] = read_success(own, self._success_key, name=self._name)
         return success
-
-
-def _mode(env: VectorEnv) -> AutoresetMode:
-    """Return how `env` resets its actors; gymnasium's default if it does not say."""
-    mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
 
 
 def is_vector(target: Any) -> bool:
     """Whether a class or factory makes a VectorEnv: a subclass, or a function with a parameter `num_envs`."""
     if isinstance(target, type):
         return issubclass(target, VectorEnv)
-    return any(parameter.name == "num_envs" for parameter in parameters(target))
+    return any(parameter.name == "num_envs" for parameter in list_parameters(target))

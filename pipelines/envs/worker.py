@@ -1,9 +1,9 @@
 """A worker process: it makes its share of the actors' environments and steps them on request.
 
 A request is one byte for its kind, one for the part of the actors, and perhaps more; each has one answer, in order.
-Actions, observations, rewards and flags are in shared memory (`Board`), so most answers are empty. The memory belongs
-to a file without a name, so that nothing is left of it when the last process that has it open ends, however it ends.
-When the parent process ends, however it ends, so does this one.
+Actions, observations, rewards and flags are in shared memory (`SharedBuffer`), so most answers are empty. The memory
+belongs to a file without a name, so that nothing is left of it when the last process that has it open ends, however it
+ends. When the parent process ends, however it ends, so does this one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pickle
 import signal
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,7 +33,10 @@ _FLAGS = ("terminated", "truncated", "reset", "attempt_end", "success")
 _ALIGNED = 64  # bytes: no two processes write to one line of a cache
 
 
-class Board:
+STEP, RESET, CALL = b"s", b"r", b"c"
+
+
+class SharedBuffer:
     """Arrays of `num_envs` actors; `rows` gives a worker its part.
 
     `mask`: actors that begin an episode, after the one whose number is in `current`; `observation`, `reward` and
@@ -54,9 +57,9 @@ class Board:
         self.reward, self.flags = reward, flags
         self.observation, self.begun = observation, begun
 
-    def rows(self, where: slice) -> Board:
-        """Return the same memory for some of the actors."""
-        return Board(
+    def rows(self, where: slice) -> SharedBuffer:
+        """Select the same memory for some of the actors."""
+        return SharedBuffer(
             self.action[where],
             self.mask[where],
             self.current[where],
@@ -75,67 +78,53 @@ class Board:
             flag[:] = getattr(result, name)
 
     def take(self) -> StepResult:
-        """Return a copy of the results of a step."""
+        """Copy the results of a step."""
         flags = dict(zip(_FLAGS, self.flags.copy(), strict=True))
         observation = {name: column.copy() for name, column in self.observation.items()}
         return StepResult(observation=observation, reward=self.reward.copy(), **flags)
 
 
-def boards(file: int, spaces: Spaces, sizes: Sequence[int]) -> list[Board]:
-    """Return the boards of parts of `sizes` actors in `file`, which is extended as needed."""
-    length = _end([piece for size in sizes for piece in _pieces(spaces, size)])
+def map_buffers(file: int, spaces: Spaces, sizes: Sequence[int]) -> list[SharedBuffer]:
+    """Map the buffers of parts of `sizes` actors into memory, from `file`, which is extended as needed."""
+    names, layout, end = list(spaces.observation), [], 0
+    for n in sizes:
+        arrays = [
+            ((n, *spaces.action.shape), np.dtype(spaces.action.dtype)),
+            ((n,), np.dtype(bool)),
+            ((n,), np.dtype(np.int64)),
+            ((n,), np.dtype(np.float32)),
+            ((len(_FLAGS), n), np.dtype(bool)),
+        ]
+        arrays += 2 * [((n, *space.shape), np.dtype(space.dtype)) for space in spaces.observation.values()]
+        for shape, dtype in arrays:
+            layout.append((end, shape, dtype))
+            end += -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
+    length = max(end, 1)
     if os.fstat(file).st_size < length:
         os.ftruncate(file, length)
-    memory, place, found = mmap.mmap(file, length), 0, []
-    for size in sizes:
-        arrays = []
-        for shape, dtype in _pieces(spaces, size):
-            count = math.prod(shape)
-            arrays.append(np.frombuffer(memory, dtype, count, place).reshape(shape))
-            place = _after(place, shape, dtype)
-        names = list(spaces.observation)
-        first, second = arrays[5 : 5 + len(names)], arrays[5 + len(names) :]
-        observation, begun = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
-        action, mask, current, reward, flags = arrays[:5]
-        found.append(Board(action, mask, current, reward, flags, observation, begun))
+    memory, found = mmap.mmap(file, length), []
+    mapped = [np.frombuffer(memory, dtype, math.prod(shape), at).reshape(shape) for at, shape, dtype in layout]
+    each = len(mapped) // len(sizes)
+    for first in range(0, len(mapped), each):
+        own = mapped[first : first + each]
+        middle = 5 + len(names)
+        observation, begun = (dict(zip(names, part, strict=True)) for part in (own[5:middle], own[middle:]))
+        found.append(SharedBuffer(*own[:5], observation, begun))
     return found
 
 
-def nameless_file() -> int:
-    """Return the descriptor of an empty file, in memory if the system supports it, else in the temporary directory."""
+def open_unnamed_file() -> int:
+    """Open an empty file and return its descriptor: in memory if the system supports it, else in the temporary
+    directory.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("amago", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def _pieces(spaces: Spaces, n: int) -> Iterator[tuple[tuple[int, ...], np.dtype]]:
-    yield (n, *spaces.action.shape), np.dtype(spaces.action.dtype)
-    yield (n,), np.dtype(bool)
-    yield (n,), np.dtype(np.int64)
-    yield (n,), np.dtype(np.float32)
-    yield (len(_FLAGS), n), np.dtype(bool)
-    for _ in range(2):
-        for space in spaces.observation.values():
-            yield (n, *space.shape), np.dtype(space.dtype)
-
-
-def _after(place: int, shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return place + -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
-
-
-def _end(pieces: Sequence[tuple[tuple[int, ...], np.dtype]]) -> int:
-    place = 0
-    for shape, dtype in pieces:
-        place = _after(place, shape, dtype)
-    return max(place, 1)
-
-
-STEP, RESET, CALL = b"s", b"r", b"c"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class WorkerSpec:
     """The environments that a worker makes: slices of some parts of the actors, by number; `sizes` are those of all
     parts. `offset` and `total` as in `EpisodeCounter`.
     """
@@ -154,7 +143,7 @@ class Order:
 
     @property
     def places(self) -> list[slice]:
-        """The places of its slices among all actors."""
+        """Where its slices are among all actors."""
         firsts = {part: sum(self.sizes[:part]) for part in self.slices}
         return [slice(firsts[part] + mine.start, firsts[part] + mine.stop) for part, mine in self.slices.items()]
 
@@ -178,7 +167,7 @@ def main(requests: int, answers: int, memory: int) -> None:
 
 
 def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[Env]) -> None:
-    order: Order = incoming.recv()
+    order: WorkerSpec = incoming.recv()
     try:
         for mine in order.places:
             count = mine.stop - mine.start
@@ -201,51 +190,47 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
         outgoing.send(pack_error(error, f"environment '{order.name}' failed: "))
         return
     outgoing.send((envs[0].spec, envs[0].has_expert, envs[0].steps_one_by_one))
-    shared = boards(memory, envs[0].spec.spaces, order.sizes)
+    shared = map_buffers(memory, envs[0].spec.spaces, order.sizes)
     own = {part: (env, shared[part].rows(mine)) for env, (part, mine) in zip(envs, order.slices.items(), strict=True)}
     while True:
         request = incoming.recv_bytes()
-        env, board = own[request[1]]
+        kind, (env, buffer) = request[:1], own[request[1]]
         try:
-            answer = _answer(env, board, request)
+            if kind == STEP:
+                answer = _step(env, buffer)
+            elif kind == RESET:
+                env.episodes.current[:] = buffer.current
+                answer = _begin(env, buffer, buffer.mask.copy())
+            else:
+                method, arguments = pickle.loads(request[2:])
+                answer = {"value": getattr(env, method)(*arguments)}
         except Exception as error:
             answer = {"error": pack_error(error, f"environment '{order.name}' failed: ")}
         outgoing.send_bytes(pickle.dumps(answer) if answer else b"")
 
 
-def _answer(env: Env, board: Board, request: bytes) -> dict[str, Any]:
-    what = request[:1]
-    if what == STEP:
-        return _step(env, board)
-    if what == RESET:
-        env.episodes.current[:] = board.current
-        return _begin(env, board, board.mask.copy())
-    method, arguments = pickle.loads(request[2:])
-    return {"value": getattr(env, method)(*arguments)}
-
-
-def _step(env: Env, board: Board) -> dict[str, Any]:
+def _step(env: Env, buffer: SharedBuffer) -> dict[str, Any]:
     """Step all actors; those whose episode ends begin the next one at once, so that no later request waits for it."""
     answer: dict[str, Any] = {}
-    result, error = try_call(env, lambda: env.step(board.action), blame=StageFailed)
+    result, error = try_call(env, lambda: env.step(buffer.action), blame=StageFailed)
     failed = np.zeros(env.num_envs, dtype=bool)
     if error is not None:
         answer["failures"] = error.failures
         failed[[actor for failure in error.failures for actor in failure.actors]] = True
     if result is None:
         return answer
-    board.put(result)
+    buffer.put(result)
     over = (result.terminated | result.truncated) & ~failed & np.isfinite(result.reward)
     if over.any():
         ended = np.flatnonzero(over)
         facts = env.tasks(ended), env.goal_texts(ended), env.achieved(ended), env.seeds(ended)
         answer["ended"] = ended.tolist(), *facts
-        answer |= _begin(env, board, over)
+        answer |= _begin(env, buffer, over)
     return answer
 
 
-def _begin(env: Env, board: Board, mask: np.ndarray) -> dict[str, Any]:
+def _begin(env: Env, buffer: SharedBuffer, mask: np.ndarray) -> dict[str, Any]:
     observation, error = try_call(env, lambda: env.reset(mask), mask, blame=StageFailed)
-    for name, column in board.begun.items() if observation is not None else ():
+    for name, column in buffer.begun.items() if observation is not None else ():
         column[mask] = observation[name][mask]
     return {} if error is None else {"begin failures": error.failures}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.drawing import GLYPH, INK, WHITE, Canvas, enlarged
+from pipelines.envs.drawing import GLYPH, INK, WHITE, Canvas, enlarge
 from pipelines.envs.env import Env, StepResult
 from pipelines.envs.scenes import WIDTH
 from pipelines.evaluation.values import Values
@@ -204,7 +204,7 @@ def add_caption(film: Film, *, has_success: bool, attempts: int | None) -> Itera
             _fit(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
             "" if value is None else _fit(f"value {value:.2f}", f"value {value:.3g}"),
         ]
-        shown = enlarged(picture, WIDTH // 2 + 1)
+        shown = enlarge(picture, WIDTH // 2 + 1)
         yield np.concatenate([shown, _caption(cells, shown.shape[1])])
 
 

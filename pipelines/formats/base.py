@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from pipelines.config.source import SourceSettings
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
-from pipelines.files.malformed import open_regular
+from pipelines.files.malformed import open_regular, reason
 from pipelines.lake.reading import Reader, join_rows, read_pieces
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
@@ -87,11 +90,11 @@ class Item:
         return read_pieces(self.reader, self.pieces)
 
     def row(self) -> dict[str, Any]:
-        """Return its row of the table `trajectories`, of all its pieces."""
+        """Read its row of the table `trajectories`, of all its pieces."""
         return join_rows([self.reader.row(uid) for uid in self.pieces])
 
     def schema(self) -> Schema:
-        """Return the schema of its steps."""
+        """Find the schema of its steps."""
         return self.reader.lake.schema(self.reader.locate(self.uid)[0].schema_id)
 
 
@@ -115,7 +118,7 @@ def require_file(path: Path, hint: str = "check the path") -> Path:
     return path
 
 
-def fingerprint(files: Iterable[Path], *more: Any) -> str:
+def hash_files(files: Iterable[Path], *more: Any) -> str:
     """Hash the sizes and both ends of some files, and `more`, to 16 hex digits; a file may be moved."""
     digest = hashlib.sha256(repr(more).encode())
     for path in files:
@@ -127,6 +130,21 @@ def fingerprint(files: Iterable[Path], *more: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Return tags as the lake takes them, without empty ones."""
+def as_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Convert tags to texts, as the lake takes them, without empty ones."""
     return {name: str(value) for name, value in tags.items() if value not in (None, "")}
+
+
+def decode_pictures(pictures: Sequence[bytes], what: str, *, extra: str = "minari") -> np.ndarray:
+    """Decode compressed pictures to (n, height, width[, channels]) uint8. InputMissing without pillow, which `extra`
+    brings; IntegrityError for what is not a picture.
+    """
+    require("PIL", extra, f"'{what}' with its compressed pictures")
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return np.stack([np.asarray(Image.open(io.BytesIO(picture)), dtype=np.uint8) for picture in pictures])
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise IntegrityError(
+            f"'{what}': a picture is damaged: {reason(error)}", hint="fetch or make it again"
+        ) from error

@@ -33,11 +33,11 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.formats.flat.arrays import array, part_of
-from pipelines.formats.hdf5 import leaves, open_file, reading, scalar
-from pipelines.formats.intake import Intake, action_box, agreed, flags, inferred
-from pipelines.formats.transitions import Steps, lay
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
+from pipelines.formats.flat.arrays import open_array, split_slice
+from pipelines.formats.hdf5 import as_scalar, open_file, reading, walk_leaves
+from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces, read_flags
+from pipelines.formats.transitions import Steps, lay_out
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -64,7 +64,7 @@ class _Demonstration:
 
 
 def find_kind(path: Path) -> str | None:
-    """Return whether an HDF5 file has trajectories as "robomimic" or "d3rlpy" keep them; None if neither. Errors as
+    """Find out whether an HDF5 file has trajectories as "robomimic" or "d3rlpy" keep them; None if neither. Errors as
     `hdf5.open_file`."""
     with open_file(path) as file, reading(path):
         group = file.get(_GROUP)
@@ -87,23 +87,25 @@ class _DemonstrationImporter(ABC):
         self.dropped = 0
         self.steps: int | None = None
         self._file = open_file(self._path)
-        self.fingerprint = fingerprint([self._path])
+        self.fingerprint = hash_files([self._path])
         try:
             with reading(self._path):
                 self._open(request)
         except BaseException:
             self._file.close()
             raise
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+        self._intake = EpisodeValidator(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener
+        )
 
     def _open(self, request: Request) -> None:
         self.env, self._goal, self._masks = self.label, "", dict[str, list[str]]()
         self._names = self._find_names()
         self._arrays = {ours: self._settings.columns.get(ours, theirs) for ours, theirs in self.names.items()}
-        first = self._group_of(self._names[0])
-        self._places = self._observed(first)
+        first = self._open_group(self._names[0])
+        self._places = self._choose_arrays(first)
         self._followed = _NEXT in first
-        self.spaces = self._spaces(self._read(0), request.spaces)
+        self.spaces = self._find_spaces(self._read(0), request.spaces)
         for ours, assumed in ((REWARD, "rewards are 0"), (TERMINATED, "trajectories end truncated")):
             if self._arrays[ours] not in first:
                 text = f"{self._what} has no '{self._arrays[ours]}': {assumed}"
@@ -114,17 +116,17 @@ class _DemonstrationImporter(ABC):
 
     @abstractmethod
     def _find_names(self) -> Sequence[str]:
-        """Return the names of the trajectories, at least one, in order."""
+        """Find the names of the trajectories, at least one, in order."""
 
     @abstractmethod
-    def _group_of(self, name: str) -> Any:
-        """Return the group of a trajectory's arrays."""
+    def _open_group(self, name: str) -> Any:
+        """Open the group of a trajectory's arrays."""
 
     @abstractmethod
-    def _observations(self, first: Any) -> dict[str, str]:
+    def _find_observations(self, first: Any) -> dict[str, str]:
         """Map all columns of observations to arrays of a trajectory."""
 
-    def _observed(self, first: Any) -> dict[str, str]:
+    def _choose_arrays(self, first: Any) -> dict[str, str]:
         """Map columns to arrays of a trajectory, as the user wants them."""
         given = {name: theirs for name, theirs in self._settings.columns.items() if name not in self.names}
         unknown = [name for name in given if name.partition(".")[0] != OBSERVATION]
@@ -133,35 +135,35 @@ class _DemonstrationImporter(ABC):
                 f"source.columns: unknown names: {', '.join(unknown)}",
                 hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {', '.join(self.names)}",
             )
-        return given or self._observations(first)
+        return given or self._find_observations(first)
 
-    def _spaces(self, first: _Demonstration, wanted: Spaces | None) -> Spaces:
+    def _find_spaces(self, first: _Demonstration, wanted: Spaces | None) -> Spaces:
         shapes = {name: values.shape[1:] for name, values in first.observation.items()}
         if wanted is not None:
-            return agreed(shapes, wanted, what=self._what)
+            return match_spaces(shapes, wanted, what=self._what)
         observation: dict[str, Space] = {
-            name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
+            name: infer_space(values.shape[1:], values.dtype) for name, values in first.observation.items()
         }
-        return Spaces(observation=observation, action=self._action_space(first.action))
+        return Spaces(observation=observation, action=self._find_action_space(first.action))
 
-    def _action_space(self, first: np.ndarray) -> Space:
-        """Return the space of actions, given those of the first trajectory."""
-        return action_box(first.shape[1:], self._settings, what=self._what)
+    def _find_action_space(self, first: np.ndarray) -> Space:
+        """Find the space of actions, given those of the first trajectory."""
+        return make_action_box(first.shape[1:], self._settings, what=self._what)
 
     def _read(self, number: int) -> _Demonstration:
         """Read the demonstration of this number. IntegrityError if its arrays do not agree."""
-        name, group = self._names[number], self._group_of(self._names[number])
+        name, group = self._names[number], self._open_group(self._names[number])
         inside = group.name.lstrip("/")
-        found = {column: array(group, place, path=self._path) for column, place in self._places.items()}
+        found = {column: open_array(group, place, path=self._path) for column, place in self._places.items()}
         after = {
-            column: array(group, place.replace(_OBS, _NEXT, 1), path=self._path)
+            column: open_array(group, place.replace(_OBS, _NEXT, 1), path=self._path)
             for column, place in self._places.items()
             if self._followed and place.startswith(f"{_OBS}/")
         }
         others = {
-            ours: array(group, t, path=self._path)
+            ours: open_array(group, t, path=self._path)
             for ours, t in self._arrays.items()
-            if ours == ACTION or part_of(t)[0] in group
+            if ours == ACTION or split_slice(t)[0] in group
         }
         every: list[Any] = [*found.values(), *after.values(), *others.values()]
         size = sum(int(np.prod(values.shape, dtype=np.float64)) * values.dtype.itemsize for values in every)
@@ -187,7 +189,7 @@ class _DemonstrationImporter(ABC):
         )
 
     def _flags(self, dones: Any, inside: str) -> np.ndarray:
-        return flags(np.atleast_1d(dones[()]), f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
+        return read_flags(np.atleast_1d(dones[()]), f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -225,7 +227,7 @@ class _DemonstrationImporter(ABC):
             action=np.concatenate([one.action for one in held]),
             reward=np.concatenate([one.reward for one in held]),
         )
-        laid = lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        laid = lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
         self.dropped += int((~laid.usable).sum())
         if laid.raw is None:
             return
@@ -239,7 +241,7 @@ class _DemonstrationImporter(ABC):
     def _info(self, one: _Demonstration, dropped: bool) -> TrajectoryInfo:
         mask = ", ".join(self._masks.get(one.name, ()))
         name = "" if one.name == str(one.number) else one.name
-        tags = texts({EPISODE: one.number, "demo": name, "mask": mask})
+        tags = as_tags({EPISODE: one.number, "demo": name, "mask": mask})
         if len(one.following) < len(one.observation):
             tags["final_observation"] = "last step dropped" if dropped else "repeated"
         return TrajectoryInfo(
@@ -263,26 +265,34 @@ class RobomimicImporter(_DemonstrationImporter):
             raise InputMissing(
                 f"{self._what} has no group '{_GROUP}'", hint=f"it has: {', '.join(self._file) or 'nothing'}"
             )
-        names = sorted((name for name in group if hasattr(group[name], "keys")), key=_order)
+
+        def find_order(name: str) -> tuple[int, str]:  # demo_2 before demo_10
+            found = _NUMBER.search(name)
+            return (int(found[1]) if found and len(found[1]) < 10 else 0), name
+
+        names = sorted((name for name in group if hasattr(group[name], "keys")), key=find_order)
         if not names:
             raise InputMissing(f"{self._what} has no demonstrations in '{_GROUP}'")
-        about = _json(group.attrs.get("env_args"))
+        about = _parse_object(group.attrs.get("env_args"))
         self.env = str(about.get("env_name") or self.label)[:_LONGEST_TEXT]
-        self._goal = str(_json(group.attrs.get("problem_info")).get("language_instruction") or "")[:_LONGEST_TEXT]
+        self._goal = str(_parse_object(group.attrs.get("problem_info")).get("language_instruction") or "")[
+            :_LONGEST_TEXT
+        ]
         self._masks = self._read_masks(len(names))
         return names
 
-    def _group_of(self, name: str) -> Any:
+    def _open_group(self, name: str) -> Any:
         return self._file[_GROUP][name]
 
-    def _observations(self, first: Any) -> dict[str, str]:
+    def _find_observations(self, first: Any) -> dict[str, str]:
         if _OBS not in first:
             raise InputMissing(
                 f"{self._what}: '{first.name.lstrip('/')}' lacks '{_OBS}'",
                 hint="extract observations from its states with robomimic's dataset_states_to_obs.py",
             )
         return {
-            f"{OBSERVATION}.{name.replace('/', '.')}": f"{_OBS}/{name}" for name, _ in leaves(first[_OBS], self._path)
+            f"{OBSERVATION}.{name.replace('/', '.')}": f"{_OBS}/{name}"
+            for name, _ in walk_leaves(first[_OBS], self._path)
         }
 
     def _read_masks(self, count: int) -> dict[str, list[str]]:
@@ -290,10 +300,10 @@ class RobomimicImporter(_DemonstrationImporter):
         found: dict[str, list[str]] = {}
         if not hasattr(self._file.get("mask"), "keys"):
             return found
-        for name, values in leaves(self._file["mask"], self._path):
+        for name, values in walk_leaves(self._file["mask"], self._path):
             if len(values.shape) == 1 and len(values) <= count:
                 for chosen in values[:]:
-                    found.setdefault(str(scalar(chosen)), []).append(name)
+                    found.setdefault(str(as_scalar(chosen)), []).append(name)
         return found
 
 
@@ -306,7 +316,7 @@ class D3rlpyImporter(_DemonstrationImporter):
     def _find_names(self) -> Sequence[str]:
         found = [match for name in self._file if (match := _D3RLPY_OBSERVATION.fullmatch(name))]
         numbers = sorted({int(match[1]) for match in found})
-        said = array(self._file, "num_episodes", path=self._path)
+        said = open_array(self._file, "num_episodes", path=self._path)
         counted = said.shape == () and said.dtype.kind in "iu" and int(said[()]) == len(numbers)
         if not counted or numbers != list(range(len(numbers))):
             raise IntegrityError(
@@ -318,16 +328,16 @@ class D3rlpyImporter(_DemonstrationImporter):
         self._parts = sorted(int(match[2]) for match in found if match[2] and int(match[1]) == 0)
         return [str(number) for number in numbers]
 
-    def _group_of(self, name: str) -> Any:
+    def _open_group(self, name: str) -> Any:
         return _NumberedArrays(self._file, name)
 
-    def _observations(self, first: Any) -> dict[str, str]:
+    def _find_observations(self, first: Any) -> dict[str, str]:
         parts = {f"{OBSERVATION}.{part}": f"observations_{part}" for part in self._parts}
         return parts or {OBSERVATION: "observations"}
 
-    def _action_space(self, first: np.ndarray) -> Space:
+    def _find_action_space(self, first: np.ndarray) -> Space:
         if first.dtype.kind not in "iu":
-            return super()._action_space(first)
+            return super()._find_action_space(first)
         size = int(np.prod(first.shape[1:], dtype=np.int64))
         actions = (self._read(number).action for number in range(len(self._names)))
         count = self._settings.num_actions or 1 + max((int(each.max()) for each in actions if each.size), default=0)
@@ -356,16 +366,10 @@ class _NumberedArrays:
         return [name for name in known if name in self]
 
 
-def _order(name: str) -> tuple[int, str]:
-    """Order demo_2 before demo_10."""
-    found = _NUMBER.search(name)
-    return (int(found[1]) if found and len(found[1]) < 10 else 0), name
-
-
-def _json(text: Any) -> Mapping[str, Any]:
+def _parse_object(text: Any) -> Mapping[str, Any]:
     """Parse an attribute that is a JSON object; return {} for anything else."""
     try:
-        found = json.loads(str(scalar(text))) if text is not None else {}
+        found = json.loads(str(as_scalar(text))) if text is not None else {}
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -17,8 +17,8 @@ from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
-from pipelines.formats.make import exporter
-from pipelines.formats.manifest import MARK, digest_files, has_files
+from pipelines.formats.make import find_exporter
+from pipelines.formats.manifest import MARK, digest_files
 from pipelines.lake.reading import Reader, group_by_episode
 from pipelines.lake.store import Lake
 
@@ -36,12 +36,19 @@ def export(
     mark = {"format": form, **about}
     digest = hashlib.sha256("".join(uid for pieces in episodes for uid in pieces).encode()).hexdigest()
     known = _claim(to, mark)
-    whole = known.get("complete") and isinstance(known.get("files"), dict) and has_files(to, known["files"])
+    files = known.get("files")
+    whole = known.get("complete") and isinstance(files, dict) and all((to / name).is_file() for name in files)
     if whole and known.get("digest") == digest:
         return Exported(trajectories=len(episodes), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
-    done = exporter(form)(_items(reader, episodes, listener), to, about)
+
+    def read_items() -> Iterator[Item]:
+        for number, pieces in enumerate(episodes, 1):
+            yield Item(pieces, reader)
+            listener(Progress(stage="export", done=number, total=len(episodes), unit="trajectories"))
+
+    done = find_exporter(form)(read_items(), to, about)
     counts = {"trajectories": len(episodes), "steps": done.steps, "bytes": done.bytes, "digest": digest}
     counts |= {"files": digest_files(to, listener)}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
@@ -49,7 +56,7 @@ def export(
 
 
 def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what `dataset.json` says of a dataset there. UsageError if the folder holds something else."""
+    """Read `dataset.json` of a dataset there. UsageError if the folder holds something else."""
     known = read_object(to / MARK)
     if known is None and to.exists() and any(to.iterdir()):
         raise UsageError(f"'{to}' is not empty, and amago did not export it", hint="choose another --to")
@@ -64,9 +71,3 @@ def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
             ),
         )
     return known or {}
-
-
-def _items(reader: Reader, episodes: Sequence[tuple[str, ...]], listener: Listener) -> Iterator[Item]:
-    for number, pieces in enumerate(episodes, 1):
-        yield Item(pieces, reader)
-        listener(Progress(stage="export", done=number, total=len(episodes), unit="trajectories"))

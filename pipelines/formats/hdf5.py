@@ -36,7 +36,12 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     try:
         file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=_SLOTS)
         try:
-            _refuse_external_links(file, path)
+            with reading(path):
+                external = file.id.links.visit(
+                    lambda name, info: name if info.type == h5py.h5l.TYPE_EXTERNAL else None, info=True
+                )
+            if external is not None:
+                raise _refuse(path, external.decode(errors="replace"), "is a link into another file")
             _require_sound_heaps(path, length_bytes=file.id.get_create_plist().get_sizes()[1])
         except BaseException:
             file.close()
@@ -47,19 +52,7 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     except OSError as error:
         if not h5py.is_hdf5(path):
             raise IntegrityError(f"'{path}' is not an HDF5 file", hint="fetch it again") from error
-        raise _damaged(path, error) from error
-
-
-def _refuse_external_links(file: Any, path: Path) -> None:
-    import h5py
-
-    def is_external(name: bytes, info: Any) -> bytes | None:
-        return name if info.type == h5py.h5l.TYPE_EXTERNAL else None
-
-    with reading(path):
-        found = file.id.links.visit(is_external, info=True)
-    if found is not None:
-        raise _elsewhere(path, found.decode(errors="replace"), "is a link into another file")
+        raise _as_damage(path, error) from error
 
 
 def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
@@ -71,7 +64,11 @@ def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
     h5py. The file is therefore searched for their signature, which costs one more sequential read. A sound file is
     refused only if it has the remains of a deleted heap, partly overwritten, in its free space.
     """
-    header = _align(8 + length_bytes)  # of a heap, and of each of its objects
+
+    def align(size: int) -> int:
+        return -(-size // 8) * 8
+
+    header = align(8 + length_bytes)  # of a heap, and of each of its objects
     size = path.stat().st_size
     # Sound heaps do not overlap. A file made of heaps in heaps would take quadratic time.
     left = size // header
@@ -88,7 +85,7 @@ def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
                 head = file.read(8 + length_bytes)
                 index, length = int.from_bytes(head[:2], "little"), int.from_bytes(head[8:], "little")
                 # Index 0 is the free space, whose size includes its header.
-                taken = header + _align(length) if index else length
+                taken = header + align(length) if index else length
                 left -= 1
                 if taken < header or place + taken > end or left < 0:
                     raise IntegrityError(
@@ -113,20 +110,16 @@ def _find_all(file: BinaryIO, wanted: bytes) -> Iterator[int]:
         kept, start = block[1 - len(wanted) :], start + len(block) - len(wanted) + 1
 
 
-def _align(size: int) -> int:
-    return -(-size // 8) * 8
-
-
-def contained(dataset: Any, path: Path) -> Any:
-    """Return a dataset whose values are in this file; InputMissing for one that takes them from others."""
+def require_contained(dataset: Any, path: Path) -> Any:
+    """Return `dataset`; InputMissing if it takes its values from other files or datasets."""
     if dataset.external:
-        raise _elsewhere(path, dataset.name, "has its values in other files")
+        raise _refuse(path, dataset.name, "has its values in other files")
     if dataset.is_virtual:
-        raise _elsewhere(path, dataset.name, "is virtual: its values are in other datasets")
+        raise _refuse(path, dataset.name, "is virtual: its values are in other datasets")
     return dataset
 
 
-def _elsewhere(path: Path, name: str, what: str) -> InputMissing:
+def _refuse(path: Path, name: str, what: str) -> InputMissing:
     hint = "it could bring in any file of this machine; if you trust it, copy it into one file with h5repack or h5py"
     return InputMissing(f"'{path}': '{name}' {what}", hint=hint)
 
@@ -137,61 +130,50 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, KeyError, EOFError) as error:
-        raise _damaged(path, error) from error
+        raise _as_damage(path, error) from error
 
 
-def array(group: Any, name: str, *, path: Path) -> Any:
+def open_array(group: Any, name: str, *, path: Path) -> Any:
     """Open the dataset `name` (a path) in `group`. InputMissing if there is none; lists what there is."""
     import h5py
 
-    found = group.get(name)
-    if found is None and _is_linked(group, name):
-        raise IntegrityError(f"'{path}' is damaged: '{name}' cannot be opened", hint="fetch or make it again")
+    found, inner = group.get(name), group
+    if found is None:
+        # h5py takes an object that cannot be opened for one that is not there: the link to it is.
+        for part in name.split("/"):
+            is_linked = isinstance(inner.get(part, getlink=True), h5py.HardLink)
+            inner = inner.get(part) if is_linked else None
+            if not isinstance(inner, h5py.Group):
+                break
+        if is_linked and inner is None:
+            raise IntegrityError(f"'{path}' is damaged: '{name}' cannot be opened", hint="fetch or make it again")
     if not isinstance(found, h5py.Dataset):
         what = "is a group, not an array" if found is not None else "is missing"
         raise InputMissing(f"'{path}': '{name}' {what}", hint=f"it has: {', '.join(sorted(group.keys())) or 'nothing'}")
-    return contained(found, path)
+    return require_contained(found, path)
 
 
-def _is_linked(group: Any, name: str) -> bool:
-    """Check whether a group lists an object that cannot be opened, which h5py takes for one that is not there."""
-    import h5py
-
-    for part in name.split("/"):
-        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
-            return False
-        group = group.get(part)
-        if not isinstance(group, h5py.Group):
-            break
-    return group is None
-
-
-def leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the datasets at or below `node` as ("a/b", dataset); "" for `node` itself. Errors as `array`, and
+def walk_leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the datasets at or below `node` as ("a/b", dataset); "" for `node` itself. Errors as `open_array`, and
     IntegrityError for endlessly nested groups.
     """
     import h5py
 
     if isinstance(node, h5py.Dataset):
-        yield prefix, contained(node, path)
+        yield prefix, require_contained(node, path)
         return
     if prefix.count("/") > _DEEPEST:
         raise IntegrityError(f"'{path}': '{prefix[:60]}...' is nested without end", hint="fetch or make it again")
     for name in node:
-        yield from leaves(node[name], path, f"{prefix}/{name}" if prefix else name)
+        yield from walk_leaves(node[name], path, f"{prefix}/{name}" if prefix else name)
 
 
-def chunk_bytes(values: Any) -> int:
-    """Return the unpacked size of a chunk of a dataset; 0 if it has none."""
-    return int(np.prod(values.chunks, dtype=np.int64)) * values.dtype.itemsize if values.chunks else 0
-
-
-def scalar(value: Any) -> Any:
+def as_scalar(value: Any) -> Any:
     """Convert a scalar of h5py to one of Python."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _damaged(path: Path, error: BaseException) -> IntegrityError:
+def _as_damage(path: Path, error: BaseException) -> IntegrityError:
     return IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again")

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # of a bound's range: rounding of other tools, moved to the bo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raw:
+class DecodedEpisodes:
     """Whole trajectories laid one after another, R rows and S = R - len(rows) steps in all.
 
     `rows`: T + 1 of each. `observation`: (R, ...) by column name; `action`, `reward`: (S, ...); `terminated`,
@@ -34,8 +34,8 @@ class Raw:
     reset: np.ndarray | None = None
 
 
-class Intake:
-    """The check and conversion of one dataset: raw trajectories in, step columns out.
+class EpisodeValidator:
+    """The check and conversion of one dataset: decoded trajectories in, step columns out.
 
     `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
     `listener` hears once what is rounded.
@@ -45,7 +45,7 @@ class Intake:
         self, spaces: Spaces, *, what: str, clip: bool = False, native: bool = True, listener: Listener = silent
     ) -> None:
         self.schema = Schema(spaces)
-        self._listener, self._said = listener, False
+        self._listener, self._reported = listener, False
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
     def require_shapes(self, number: int, observation: Mapping[str, np.ndarray], action: np.ndarray) -> None:
@@ -61,7 +61,7 @@ class Intake:
                     hint="one source has trajectories of one space",
                 )
 
-    def columns(self, raw: Raw, *, first: int) -> dict[str, np.ndarray]:
+    def columns(self, raw: DecodedEpisodes, *, first: int) -> dict[str, np.ndarray]:
         """Convert to step columns; `first` is the number of the first trajectory, for messages.
 
         IntegrityError for what is not finite, InputMissing for what is outside the spaces.
@@ -71,13 +71,13 @@ class Intake:
         starts = ends + 1 - rows
         later = np.ones(int(rows.sum()), dtype=bool)
         later[starts] = False
-        place = _Place(self._what, first, starts, later)
-        self._say_what_is_rounded({**raw.observation, ACTION: raw.action, REWARD: raw.reward})
+        place = _Locator(self._what, first, starts, later)
+        self._report_rounding({**raw.observation, ACTION: raw.action, REWARD: raw.reward})
         columns = {
-            name: self._observation(name, space, raw.observation[name], place)
+            name: self._convert_observation(name, space, raw.observation[name], place)
             for name, space in self._spaces.observation.items()
         }
-        columns[ACTION] = _spread(self._action(raw.action, place), later)
+        columns[ACTION] = _spread(self._convert_action(raw.action, place), later)
         reward = np.asarray(raw.reward)
         _require_numbers(reward, REWARD, self._what)
         with np.errstate(over="ignore"):  # what is too large is not finite then
@@ -90,26 +90,32 @@ class Intake:
             columns[RESET][...] = raw.reset
         return columns
 
-    def _say_what_is_rounded(self, arrays: Mapping[str, np.ndarray]) -> None:
-        if self._said:
+    def _report_rounding(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if self._reported:
             return
-        rounded = [name for name, values in arrays.items() if _loses_digits(np.asarray(values))]
+        rounded = []
+        for name, values in arrays.items():
+            values = np.asarray(values)
+            if values.dtype.kind == "f" and values.dtype.itemsize >= 8:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    if not np.array_equal(values, values.astype(np.float32), equal_nan=True):
+                        rounded.append(name)
         if rounded:
-            self._said = True
+            self._reported = True
             self._listener(Notice(text=f"{self._what}: {', '.join(rounded)}: float64 is rounded to float32"))
 
-    def _observation(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
+    def _convert_observation(self, name: str, space: Space, values: np.ndarray, place: _Locator) -> np.ndarray:
         values = np.asarray(values)
         _require_numbers(values, name, self._what)
         size = _count(values.shape[1:])
         if size != _count(space.shape):
             raise InputMissing(f"{self._what}: '{name}' has {size} values a step, its space says {space.shape}")
-        stored = self._stored(name, space, values.reshape(len(values), *space.shape), place)
+        stored = self._store(name, space, values.reshape(len(values), *space.shape), place)
         if stored.dtype.kind == "f":
-            place.require(_finite(stored), name, "is not finite")
+            place.require(_is_finite(stored), name, "is not finite")
         return stored
 
-    def _stored(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
+    def _store(self, name: str, space: Space, values: np.ndarray, place: _Locator) -> np.ndarray:
         """Convert to the dtype of `space`; discrete values are counted from 0."""
         of_step = name == ACTION
         if self.native and isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
@@ -118,7 +124,7 @@ class Intake:
             stored = values.astype(space.dtype, copy=False)
         if stored.dtype.kind != "f" and stored.dtype != values.dtype:
             fault = f"cannot be stored as {stored.dtype}, the dtype of its space"
-            place.require(_alike(stored, values), name, fault, of_step=of_step, fits=True)
+            place.require(_every(stored == values), name, fault, of_step=of_step, fits=True)
         limit: np.ndarray | int | None = None
         if isinstance(space, Discrete):
             limit = space.n
@@ -131,7 +137,7 @@ class Intake:
             place.require(fine, name, f"is outside its space of {limit} choices", of_step=of_step, fits=True)
         return stored
 
-    def _action(self, values: np.ndarray, place: _Place) -> np.ndarray:
+    def _convert_action(self, values: np.ndarray, place: _Locator) -> np.ndarray:
         space = self._spaces.action
         values = np.asarray(values)
         _require_numbers(values, ACTION, self._what)
@@ -140,9 +146,9 @@ class Intake:
             raise InputMissing(f"{self._what}: an action has {size} values, its space {wanted}")
         values = values.reshape(len(values), *space.shape)
         if not isinstance(space, Box):
-            return self._stored(ACTION, space, values, place)
-        place.require(_finite(values), ACTION, "is not finite", of_step=True)
-        scaled = values if not self.native or is_plain(space) else normalised(values, space)
+            return self._store(ACTION, space, values, place)
+        place.require(_is_finite(values), ACTION, "is not finite", of_step=True)
+        scaled = values if not self.native or is_plain(space) else normalise_actions(values, space)
         if space.low is None:
             return scaled.astype(space.dtype, copy=False)
         allowed = 1 + 2 * TOLERANCE
@@ -169,33 +175,33 @@ def _require_numbers(values: np.ndarray, name: str, what: str) -> None:
 
 
 def is_plain(space: Box) -> bool:
-    """Return whether the environment takes actions of this space as they are stored."""
+    """Whether the environment takes actions of this space as they are stored."""
     return space.low is None or (set(space.low) <= {-1.0} and set(space.high or ()) <= {1.0})
 
 
-def normalised(values: np.ndarray, space: Box) -> np.ndarray:
-    """Scale (n, *shape) actions of the environment to float64 in [-1, 1]. Inverse of `native`."""
-    middle, half = _linear(space)
+def normalise_actions(values: np.ndarray, space: Box) -> np.ndarray:
+    """Scale (n, *shape) actions of the environment to float64 in [-1, 1]. Inverse of `restore_actions`."""
+    middle, half = _find_scale(space)
     return (values.astype(np.float64) - middle) / half
 
 
-def native(values: np.ndarray, space: Box) -> np.ndarray:
+def restore_actions(values: np.ndarray, space: Box) -> np.ndarray:
     """Scale (n, *shape) stored actions to those of the environment: float64, unless there is nothing to do."""
     if is_plain(space):
         return values
-    middle, half = _linear(space)
+    middle, half = _find_scale(space)
     return middle + values.astype(np.float64) * half
 
 
-def _linear(space: Box) -> tuple[np.ndarray, np.ndarray]:
+def _find_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
     assert space.low is not None
     assert space.high is not None
     low, high = (np.asarray(bound, dtype=np.float64).reshape(space.shape) for bound in (space.low, space.high))
     return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0)
 
 
-def flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
-    """Return flags of any number type as (n,) bool. IntegrityError for NaN; `first` is the row of the first, for the
+def read_flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
+    """Read flags of any number type as (n,) bool. IntegrityError for NaN; `first` is the row of the first, for the
     message.
     """
     found = np.asarray(values)
@@ -209,8 +215,8 @@ def flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
     return np.asarray(found > 0.5)
 
 
-class _Place:
-    """The place of a fault, for messages."""
+class _Locator:
+    """Says where in a batch a fault is."""
 
     def __init__(self, what: str, first: int, starts: np.ndarray, later: np.ndarray) -> None:
         self._what, self._first, self._starts, self._later = what, first, starts, later
@@ -218,13 +224,13 @@ class _Place:
     def require(self, fine: np.ndarray, name: str, fault: str, *, of_step: bool = False, fits: bool = False) -> None:
         """Raise IntegrityError (`fits`: InputMissing) at the first of `fine`, (R,) or (S,), that is false."""
         if not fine.all():
-            text = f"{self._what}: '{name}' {fault}, {self._words(fine, of_step)}"
+            text = f"{self._what}: '{name}' {fault}, {self._describe(fine, of_step)}"
             raise InputMissing(text) if fits else IntegrityError(text, hint="leave it out, or correct the file")
 
     def refuse(self, fine: np.ndarray, fault: str, *, hint: str) -> None:
-        raise InputMissing(f"{self._what}: {fault}, {self._words(fine, True)}", hint=hint)
+        raise InputMissing(f"{self._what}: {fault}, {self._describe(fine, True)}", hint=hint)
 
-    def _words(self, fine: np.ndarray, of_step: bool) -> str:
+    def _describe(self, fine: np.ndarray, of_step: bool) -> str:
         row = int(np.argmin(fine))
         if of_step:  # steps are rows but the first of each trajectory
             row = int(np.flatnonzero(self._later)[row])
@@ -233,27 +239,15 @@ class _Place:
 
 
 def _every(fine: np.ndarray) -> np.ndarray:
-    """Return (n,): whether all of a row is true."""
+    """Whether all of a row is true, (n,)."""
     return np.asarray(fine.reshape(len(fine), -1).all(axis=1))
 
 
-def _loses_digits(values: np.ndarray) -> bool:
-    """Return whether float64 values change when they are rounded to float32."""
-    if values.dtype.kind != "f" or values.dtype.itemsize < 8:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        return not np.array_equal(values, values.astype(np.float32), equal_nan=True)
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    """Return (n,): whether a row is finite. The sum is tried first: one pass, and no array."""
+def _is_finite(values: np.ndarray) -> np.ndarray:
+    """Whether a row is finite, (n,). The sum is tried first: one pass, and no array."""
     if values.dtype.kind != "f" or np.isfinite(np.add.reduce(values, axis=None, dtype=np.float64)):
         return np.ones(len(values), dtype=bool)
     return _every(np.isfinite(values))
-
-
-def _alike(stored: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return _every(stored == values)
 
 
 def _spread(values: np.ndarray, later: np.ndarray) -> np.ndarray:
@@ -263,8 +257,8 @@ def _spread(values: np.ndarray, later: np.ndarray) -> np.ndarray:
     return out
 
 
-def inferred(values_shape: Sequence[int], dtype: np.dtype) -> Box:
-    """Return the space of an observation from a step's shape and dtype."""
+def infer_space(values_shape: Sequence[int], dtype: np.dtype) -> Box:
+    """Infer the space of an observation from a step's shape and dtype."""
     if dtype == np.uint8 or dtype == np.bool_:
         kind = "uint8"
     else:
@@ -272,9 +266,9 @@ def inferred(values_shape: Sequence[int], dtype: np.dtype) -> Box:
     return Box(shape=tuple(int(n) for n in values_shape), dtype=kind)
 
 
-def action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> Box:
-    """Return the space of actions with the bounds of the settings. InputMissing if they do not fit."""
-    size = int(np.prod(shape, dtype=np.int64))
+def make_action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> Box:
+    """Make the space of actions with the bounds of the settings. InputMissing if they do not fit."""
+    size = _count(shape)
     bounds = []
     for bound in (settings.action_low, settings.action_high):
         values = (float(bound),) * size if isinstance(bound, float | int) else tuple(map(float, bound))
@@ -287,10 +281,15 @@ def action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> 
     return Box(shape=tuple(int(n) for n in shape), low=low, high=high)
 
 
-def agreed(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> Spaces:
+def match_spaces(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> Spaces:
     """Return `wanted`, the spaces of the environment. InputMissing if observations of these shapes do not fit."""
+
+    def describe(shape: Sequence[int] | None) -> str:
+        return "nothing" if shape is None else f"{_count(shape)} values"
+
     problems = [
-        f"{name}: {_size(found.get(name))} in the source, {_size(space.shape if space else None)} of the environment"
+        f"{name}: {describe(found.get(name))} in the source, "
+        f"{describe(space.shape if space else None)} of the environment"
         for name in dict.fromkeys([*found, *wanted.observation])
         for space in [wanted.observation.get(name)]
         if name not in found or space is None or np.prod(found[name]) != np.prod(space.shape)
@@ -301,7 +300,3 @@ def agreed(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> 
             hint="name another --env, or none, or map its columns with source.columns",
         )
     return wanted
-
-
-def _size(shape: Sequence[int] | None) -> str:
-    return "nothing" if shape is None else f"{int(np.prod(shape, dtype=np.int64))} values"

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +27,10 @@ import pyarrow.parquet as pq
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.json import parse_object
-from pipelines.files.malformed import read_limited
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, require_file
-from pipelines.formats.pictures import decoded
-from pipelines.formats.tables.files import unreadable
+from pipelines.files.malformed import decoding, open_regular, read_limited
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, decode_pictures, require, require_file
+from pipelines.formats.tables.files import as_damage
 from pipelines.formats.tables.reader import Block, TableImporter
-from pipelines.formats.video import Video, checked_fps
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION
@@ -41,6 +40,9 @@ INFO = "meta/info.json"
 _NUMBERS = ("float", "int", "uint", "bool")
 _LARGEST = 64 << 20  # bytes of a file of metadata
 _LONGEST_TEXT = 4_096
+_LARGEST_FRAME = 64 << 20  # bytes
+_SEEK_SECONDS = 2.0  # frames that are nearer are reached by decoding those between
+_HINT = "fetch or make it again"
 _NUMBER, _TIME = "episode_index", "timestamp"
 _PLACE = ("chunk_index", "file_index", "from_timestamp")  # of a video, by episode, in version 3
 
@@ -58,7 +60,7 @@ class LeRobotImporter(TableImporter):
 
     def _find(self, request: Request) -> list[Path]:
         self._folder = Path(request.place)
-        about = _read(self._folder / INFO)
+        [about] = _read_objects(self._folder / INFO)
         files = [require_file(path) for path in sorted(self._folder.glob("data/*/*.parquet"))]
         if not files:
             raise InputMissing(f"{self._what} has no data/*/*.parquet", hint="fetch all of the dataset")
@@ -125,7 +127,7 @@ class LeRobotImporter(TableImporter):
         if self._pictures.get(text) != "image":
             return super()._part(batch, text)
         cells = batch.column(text).to_pylist()
-        return decoded([cell["bytes"] for cell in cells], f"{self._what}: {text}", extra="video")
+        return decode_pictures([cell["bytes"] for cell in cells], f"{self._what}: {text}", extra="video")
 
     def close(self) -> None:
         if self._videos is not None:
@@ -134,16 +136,17 @@ class LeRobotImporter(TableImporter):
     def _read_goals(self) -> dict[str, str]:
         """Map episodes to their tasks, as text."""
         found: dict[str, str] = {}
-        for row in episodes(self._folder, ["tasks"]):
+        for row in read_episodes(self._folder, ["tasks"]):
             number, tasks = row.get("episode_index"), row.get("tasks")
             if isinstance(number, int) and isinstance(tasks, list):
                 found[str(number)] = "; ".join(map(str, tasks))[:_LONGEST_TEXT]
         return found
 
     def _bounds(self) -> dict[str, Any]:
-        """Return settings with the bounds of the actions in the statistics; none if these are within [-1, 1]."""
+        """Find settings with the bounds of the actions in the statistics; none if these are within [-1, 1]."""
         path = self._folder / "meta" / "stats.json"
-        rows = [{"stats": _read(path)}] if path.is_file() else _lines(path.with_name("episodes_stats.jsonl"))
+        by_episode = path.with_name("episodes_stats.jsonl")
+        rows = [{"stats": _read_objects(path)[0]}] if path.is_file() else _read_objects(by_episode, lines=True)
         lows, highs = [], []
         for row in rows:
             stats = row.get("stats")
@@ -183,13 +186,16 @@ class Videos:
         for name in features.values():
             if "/" in name or name.startswith("."):
                 raise InputMissing(f"'{folder}': a feature is called '{name}', which is not the name of a folder")
-        self._fps = checked_fps(about.get("fps"), f"'{folder / INFO}'")
+        fps = about.get("fps")
+        if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < 1e6:
+            raise InputMissing(f"'{folder / INFO}': 'fps' is {fps!r}, not a number above 0", hint=_HINT)
+        self._fps = float(fps)
         chunk = about.get("chunks_size")
         self._chunk = chunk if isinstance(chunk, int) and chunk > 0 else 1_000
         places = [f"videos/{name}/{part}" for name in features.values() for part in _PLACE]
         self._rows = {
             row["episode_index"]: row
-            for row in episodes(folder, places)
+            for row in read_episodes(folder, places)
             if isinstance(row.get("episode_index"), int) and places[0] in row
         }
         self._open: dict[str, tuple[Path, Video]] = {}
@@ -209,7 +215,7 @@ class Videos:
         yield from (slice(at, at + count) for at in range(0, len(numbers), count))
 
     def frames(self, numbers: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the frames of rows by column; `numbers` are those of their episodes, `times` their seconds."""
+        """Read the frames of rows by column; `numbers` are those of their episodes, `times` their seconds."""
         cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         parts = [*zip([0, *cuts.tolist()], [*cuts.tolist(), len(numbers)], strict=True)]
         found = {}
@@ -243,40 +249,94 @@ class Videos:
         return self._open[name][1]
 
 
-def episodes(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def read_episodes(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the metadata of the episodes of a dataset; from Parquet files these columns."""
-    yield from _lines(folder / "meta" / "episodes.jsonl")
+    yield from _read_objects(folder / "meta" / "episodes.jsonl", lines=True)
     for path in map(require_file, sorted((folder / "meta").glob("episodes/*/*.parquet"))):
         try:
             wanted = ["episode_index", *columns]
             columns = [name for name in pq.read_schema(path).names if name in wanted]
             yield from pq.read_table(path, columns=columns, page_checksum_verification=True).to_pylist()
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise as_damage(path, error) from error
 
 
-def _object(text: bytes, path: Path) -> dict[str, Any]:
-    found = parse_object(text)
-    if found is None:
-        raise IntegrityError(f"'{path}' is damaged: it is not a JSON object", hint="fetch it again")
-    return found
+class Video:
+    """The frames of the first video stream of an MP4 file, `fps` a second, decoded with PyAV.
+
+    The demuxer is fixed: ffmpeg's choice by content knows playlists, which name other files and addresses.
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        require("av", "video", f"'{path}'")
+        import av
+
+        self._path, self._period = require_file(path), 1 / fps
+        with contextlib.ExitStack() as stack, self._decoding():
+            file = stack.enter_context(open_regular(path))
+            self._container = stack.enter_context(av.open(file, "r", format="mp4"))
+            if not self._container.streams.video:
+                raise IntegrityError(f"'{path}' has no video", hint=_HINT)
+            self._stream = self._container.streams.video[0]
+            self._stream.codec_context.thread_count = 1
+            size = self._stream.width * self._stream.height * 3
+            if not 0 < size <= _LARGEST_FRAME:
+                raise IntegrityError(f"'{path}' has frames of {size:,} bytes, at most {_LARGEST_FRAME:,} are read")
+            self._frames = self._container.decode(self._stream)
+            self._last: Any = None
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._open.close()
+
+    def frames(self, seconds: np.ndarray) -> np.ndarray:
+        """Decode the (n, height, width, 3) uint8 frames at these times. IntegrityError where there is none."""
+        with self._decoding():
+            return np.stack([self._find_frame(float(at)).to_ndarray(format="rgb24") for at in seconds])
+
+    def _find_frame(self, wanted: float) -> Any:
+        """Find the frame nearest to `wanted`, which is at most half a period away."""
+        if not np.isfinite(wanted):
+            raise IntegrityError(f"'{self._path}': a frame is asked for at {wanted} s", hint=_HINT)
+        if self._last is None or not 0 <= wanted - self._last.time + self._period / 2 <= _SEEK_SECONDS:
+            self._seek(wanted)
+        while self._last is None or self._last.time < wanted - self._period / 2:
+            self._last = next(self._frames, None)
+            if self._last is None or self._last.time is None:
+                self._last = None
+                raise IntegrityError(f"'{self._path}' ends before the frame at {wanted:.3f} s", hint=_HINT)
+        if self._last.time > wanted + self._period / 2:
+            raise IntegrityError(f"'{self._path}' has no frame at {wanted:.3f} s", hint=_HINT)
+        return self._last
+
+    def _seek(self, wanted: float) -> None:
+        start = max(wanted - self._period, 0.0) / float(self._stream.time_base or 1)
+        self._container.seek(int(start), stream=self._stream)
+        self._frames, self._last = self._container.decode(self._stream), None
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        import av
+
+        with decoding(self._path, av.FFmpegError, hint=_HINT):
+            yield
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return _object(_content(path), path)
-
-
-def _content(path: Path) -> bytes:
+def _read_objects(path: Path, *, lines: bool = False) -> list[dict[str, Any]]:
+    """Read the JSON object of a file, or one of each of its `lines`: none where there is no such file."""
+    if lines and not path.is_file():
+        return []
     try:
-        return read_limited(path, _LARGEST)
+        content = read_limited(path, _LARGEST)
     except FileNotFoundError as error:
         hint = "give the folder of a LeRobot dataset, with meta and data"
         raise InputMissing(f"no file '{path}'", hint=hint) from error
     except OSError as error:
         raise InputMissing(f"cannot read '{path}': {error.strerror or error}") from error
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, a line each; none where there is no file."""
-    if path.is_file():
-        yield from (_object(line, path) for line in _content(path).splitlines() if line.strip())
+    found = []
+    for text in [line for line in content.splitlines() if line.strip()] if lines else [content]:
+        if (parsed := parse_object(text)) is None:
+            raise IntegrityError(f"'{path}' is damaged: it is not a JSON object", hint="fetch it again")
+        found.append(parsed)
+    return found

@@ -24,7 +24,7 @@ from pipelines.formats.flat.datasets import DATASETS
 from pipelines.formats.lerobot import INFO
 from pipelines.formats.manifest import verify_files
 from pipelines.formats.minari.episodes import METADATA
-from pipelines.formats.minari.reader import locate
+from pipelines.formats.minari.reader import find_data
 from pipelines.formats.npz import is_flat
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
@@ -74,7 +74,7 @@ _SUFFIXES = {suffix: name for name, row in FORMATS.items() for suffix in row.suf
 _MODULES = {"hdf5": "h5py"}  # what an extra brings
 
 
-def exporter(form: str) -> Exporter:
+def find_exporter(form: str) -> Exporter:
     """Find the exporter of a format, or `module:attr`. UsageError for a name that no format has."""
     if form not in EXPORTERS.names() and ":" not in form:
         known = ["bundle", "onnx", "torch", "aoti", "page", *EXPORTERS.names()]
@@ -84,8 +84,8 @@ def exporter(form: str) -> Exporter:
     return found
 
 
-def kind_and_place(name: str) -> tuple[str, str]:
-    """Return the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
+def find_kind_and_place(name: str) -> tuple[str, str]:
+    """Find the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
     folder holds; ("", "") if none of them says.
     """
     kind, colon, place = name.partition(":")
@@ -105,14 +105,14 @@ def kind_and_place(name: str) -> tuple[str, str]:
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
-    """Return the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
-    row = FORMATS.get(kind_and_place(name)[0])
+    """Find the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
+    row = FORMATS.get(find_kind_and_place(name)[0])
     if row is None or row.extra is None:
         return None, True
     return row.extra, importlib.util.find_spec(_MODULES[row.extra]) is not None
 
 
-class _Decoded:
+class _GuardedImporter:
     """An importer whose decoding errors become IntegrityError with the name of the dataset."""
 
     def __init__(self, make: Callable[[Request], Importer], request: Request) -> None:
@@ -146,7 +146,7 @@ def open_importer(
     UsageError for an unknown name, InputMissing if nothing is there or it does not fit, IntegrityError if it is
     damaged.
     """
-    kind, place = kind_and_place(settings.name)
+    kind, place = find_kind_and_place(settings.name)
     if not kind or not place:
         raise UsageError(
             f"'{settings.name}' is not a dataset: it names no kind, and no file or folder that shows one",
@@ -154,7 +154,7 @@ def open_importer(
         )
     # Before any decoder sees the files: what they say of their spaces is as likely to be damaged as their values. An id
     # of Minari's may name a dataset that was exported to where minari keeps them.
-    files = str(locate(place)) if kind == "minari" else place
+    files = str(find_data(place)) if kind == "minari" else place
     with decoding(place, hint=_HINT):
         verify_files(files, nested=kind == "npz", listener=listener)
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
@@ -163,7 +163,7 @@ def open_importer(
     elif kind == "hdf5" and Path(place).is_file():
         kind = find_kind(Path(place)) or kind
     if kind in IMPORTERS.names():
-        return _Decoded(IMPORTERS.get(kind), request)
+        return _GuardedImporter(IMPORTERS.get(kind), request)
     close = nearest(kind, IMPORTERS.names())
     if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
         raise UsageError(f"unknown kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")

@@ -41,11 +41,6 @@ def digest_files(folder: Path, listener: Listener = silent) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): digest for path, digest in _digest(paths, listener).items()}
 
 
-def has_files(folder: Path, files: Mapping[str, str]) -> bool:
-    """Check whether every file that `dataset.json` lists is there, without reading it."""
-    return all((folder / name).is_file() for name in files)
-
-
 def verify_files(place: str, *, nested: bool = False, listener: Listener = silent) -> None:
     """Compare the files of an exported dataset with their digests, before anything else is read from them.
 

@@ -23,9 +23,16 @@ from pipelines.events import Notice
 from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import decoding
 from pipelines.formats.archive import NpzArchive
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, fingerprint
-from pipelines.formats.intake import Intake, Raw, action_box, agreed, flags, inferred
-from pipelines.formats.records import info_of, plain
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, hash_files
+from pipelines.formats.intake import (
+    DecodedEpisodes,
+    EpisodeValidator,
+    infer_space,
+    make_action_box,
+    match_spaces,
+    read_flags,
+)
+from pipelines.formats.records import as_json, read_info
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -67,15 +74,15 @@ class NpzImporter:
             raise InputMissing(f"{self._what} has no .npz files", hint=hint)
         place = folder.resolve()
         self.label = next((one.name for one in (place, *place.parents) if one.name not in _BUFFER), place.name)
-        self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
+        self.fingerprint = hash_files([], [(path.name, path.stat().st_size) for path in self._files])
         first = self._read(self._files[0])
         named = _FILE_NAME.fullmatch(self._files[0].stem)
         self.env = str((first.record or {}).get("env", "")) or (named["env"] if named else self.label)
         self.steps: int | None = None
         self.dropped = 0
         self._exported = first.record is not None
-        self.spaces = self._spaces(first, request.spaces)
-        self._intake = Intake(
+        self.spaces = self._find_spaces(first, request.spaces)
+        self._intake = EpisodeValidator(
             self.spaces, what=self._what, clip=self._settings.clip_actions, native=False, listener=request.listener
         )
         self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
@@ -83,29 +90,29 @@ class NpzImporter:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _spaces(self, first: _File, wanted: Spaces | None) -> Spaces:
+    def _find_spaces(self, first: _File, wanted: Spaces | None) -> Spaces:
         shapes = {name: values.shape[1:] for name, values in first.observation.items()}
         if first.record is not None and "spaces" in first.record:
             own = Spaces.from_json(first.record["spaces"])
-            return own if wanted is None else agreed(shapes, wanted, what=self._what)
+            return own if wanted is None else match_spaces(shapes, wanted, what=self._what)
         if wanted is not None:
-            return agreed(shapes, wanted, what=self._what)
+            return match_spaces(shapes, wanted, what=self._what)
         observation: dict[str, Space] = {
-            name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
+            name: infer_space(values.shape[1:], values.dtype) for name, values in first.observation.items()
         }
         action: Space
-        if count := self._settings.num_actions or self._choices():
+        if count := self._settings.num_actions or self._count_choices():
             action = Discrete(n=count)
         elif first.action.dtype.kind in "iu":
             raise InputMissing(
                 f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
             )
         else:
-            action = action_box(first.action.shape[1:], self._settings, what=self._what)
+            action = make_action_box(first.action.shape[1:], self._settings, what=self._what)
         return Spaces(observation=observation, action=action)
 
-    def _choices(self) -> int:
-        """Return the number of choices if every action of every file is one-hot, else 0."""
+    def _count_choices(self) -> int:
+        """Count the choices if every action of every file is one-hot, else 0."""
         width = 0
         for path in self._files:
             with NpzArchive(path) as archive:
@@ -126,7 +133,7 @@ class NpzImporter:
             if not len(file.reward):
                 self.dropped += 1
                 continue
-            self._same_columns(number, file, self._files[number])
+            self._require_same_columns(number, file, self._files[number])
             held.append((number, file))
             size += sum(values.nbytes for values in file.observation.values())
             if size >= BATCH_BYTES:
@@ -135,7 +142,7 @@ class NpzImporter:
         if held:
             yield self._batch(held)
 
-    def _same_columns(self, number: int, file: _File, path: Path) -> None:
+    def _require_same_columns(self, number: int, file: _File, path: Path) -> None:
         missing = [name for name in self.spaces.observation if name not in file.observation]
         more = [name for name in file.observation if name not in self.spaces.observation]
         if missing or more:
@@ -157,7 +164,7 @@ class NpzImporter:
         files = [file for _, file in held]
         over = np.array([file.terminated for file in files])
         action = np.concatenate([file.action for file in files])
-        raw = Raw(
+        raw = DecodedEpisodes(
             rows=[len(file.reward) + 1 for file in files],
             observation={
                 name: np.concatenate([file.observation[name] for file in files]) for name in self.spaces.observation
@@ -174,7 +181,7 @@ class NpzImporter:
     def _info(self, number: int, file: _File) -> TrajectoryInfo:
         tags = {EPISODE: str(number), "file": self._files[number].name}
         if file.record is not None:
-            return info_of(file.record, source="npz", tags=tags)
+            return read_info(file.record, source="npz", tags=tags)
         named = _FILE_NAME.fullmatch(self._files[number].stem)
         if named is None:
             return TrajectoryInfo(env=self.label, task=self._settings.task or self.label, source="npz", tags=tags)
@@ -185,16 +192,16 @@ class NpzImporter:
         with NpzArchive(path) as archive:
             values = {name: archive[name] for name in archive.names()}
         with decoding(path, hint="fetch or make it again"):
-            return _ours(values, path) if RECORD in values or ACTION in values else _theirs(values, path)
+            return _read_ours(values, path) if RECORD in values or ACTION in values else _read_theirs(values, path)
 
 
 def _is_one_hot(actions: np.ndarray) -> np.ndarray:
-    """Return (n,): whether a row of (n, k) actions is one 1 and otherwise zeros."""
+    """Whether a row of (n, k) actions is one 1 and otherwise zeros, (n,)."""
     return np.asarray(((actions == 0) | (actions == 1)).all(axis=1) & (actions.sum(axis=1) == 1))
 
 
 def is_flat(path: Path) -> bool:
-    """Return whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
+    """Whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
     if not path.is_file():
         return False
     with NpzArchive(path) as archive:
@@ -202,7 +209,7 @@ def is_flat(path: Path) -> bool:
     return not names & {RECORD, ACTION, "rews"} and not any(name.startswith(_THEIRS) for name in names)
 
 
-def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
+def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
     missing = sorted(_OURS - {RECORD} - values.keys())
     if missing:
         raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
@@ -211,14 +218,14 @@ def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
         observation={name: array for name, array in values.items() if name not in _OURS},
         action=values[ACTION][1:],
         reward=values[REWARD][1:],
-        terminated=bool(flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
-        truncated=bool(flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
+        terminated=bool(read_flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
+        truncated=bool(read_flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
         reset=values[RESET],
         record=record,
     )
 
 
-def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
+def _read_theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
     missing = [name for name in _NEEDED if name not in values]
     observed = {name.removeprefix(_THEIRS): array for name, array in values.items() if name.startswith(_THEIRS)}
     if missing or not observed:
@@ -230,7 +237,7 @@ def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
     if values.get("goals") is not None and values["goals"].size:
         observed["goals"] = values["goals"]
     plain = list(observed) == ["observation"]
-    action, over = values["actions"], flags(values["dones"], "dones", what=f"'{path}'")
+    action, over = values["actions"], read_flags(values["dones"], "dones", what=f"'{path}'")
     steps, reset = len(over), np.zeros(len(over) + 1, dtype=np.uint8)
     lengths = {len(action), len(values["rews"])} | {len(array) - 1 for array in observed.values()}
     if lengths != {steps}:
@@ -259,7 +266,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
         row = item.row()
         trajectories, steps = trajectories + 1, steps + row["length"]
         if not path.exists() or len(item.pieces) > 1:
-            record = json.dumps({**plain(row), "spaces": item.schema().spaces.to_json()})
+            record = json.dumps({**as_json(row), "spaces": item.schema().spaces.to_json()})
             columns: dict[str, Any] = {**item.trajectory().columns, RECORD: np.array(record)}
             write_atomically(path, partial(np.savez_compressed, **columns))
             written += 1

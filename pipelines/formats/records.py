@@ -11,7 +11,7 @@ from pydantic import Field
 from pipelines.errors import IntegrityError
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED
-from pipelines.formats.base import texts
+from pipelines.formats.base import as_tags
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -38,7 +38,7 @@ class _TrajectoryRecord(Form):
     tags: dict[str, str] | None = None
 
 
-def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) -> TrajectoryInfo:
+def read_info(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) -> TrajectoryInfo:
     """Convert a row of the table `trajectories`, for a trajectory that comes back; `uid` becomes the tag `from_uid`.
 
     It is new where it goes: collector, uid and times of storage are its own there.
@@ -46,11 +46,11 @@ def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) 
     if not fits(dict(record), _TrajectoryRecord):
         raise ValueError("what it says of a trajectory has values of wrong types")
     known = {name: record[name] for name in _KEPT if record.get(name) is not None}
-    own = {**dict(record.get("tags") or {}), **texts({"from_uid": record.get("uid")}), **tags}
+    own = {**dict(record.get("tags") or {}), **as_tags({"from_uid": record.get("uid")}), **tags}
     return TrajectoryInfo(**known, attempts=tuple(record.get("attempts") or ()), source=source, tags=own)
 
 
-def spaces_of(text: Any, *, what: str) -> Spaces:
+def read_spaces(text: Any, *, what: str) -> Spaces:
     """Read spaces from the JSON of an export. IntegrityError if it is damaged."""
     try:
         return Spaces.from_json(json.loads(text))
@@ -58,7 +58,7 @@ def spaces_of(text: Any, *, what: str) -> Spaces:
         raise IntegrityError(f"{what}: what it says of its spaces is damaged", hint="export it again") from error
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a row to JSON's types: uids to texts, tags to an object."""
     found = {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
     return {**found, "tags": dict(row["tags"] or ())}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipelines.events import Notice
-from pipelines.formats.intake import Raw
+from pipelines.formats.intake import DecodedEpisodes
 
 MOST_UNRELATED = 0.5  # share of unrelated rows from which on none are taken to be related
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding between an observation and its copy
@@ -39,17 +39,18 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class _ArrangedSteps:
-    """Trajectories as `Intake` takes them; `usable`, `dropped` (k,): which there are, and which lost their last step.
+    """Trajectories as `EpisodeValidator` takes them; `usable`, `dropped` (k,): which there are, and which lost their
+    last step.
 
     `raw` is None where none is usable.
     """
 
-    raw: Raw | None
+    raw: DecodedEpisodes | None
     usable: np.ndarray
     dropped: np.ndarray
 
 
-def lay(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
+def lay_out(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
     """Give each trajectory its last observation.
 
     It is what `following` or `after` says. Where that is not known a truncated trajectory loses its last step, whose
@@ -94,7 +95,7 @@ def lay(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
         reset[later] = steps.reset[kept]
     over = (terminated & ~dropped)[usable]
     return _ArrangedSteps(
-        raw=Raw(
+        raw=DecodedEpisodes(
             rows=rows.tolist(),
             observation=observation,
             action=steps.action[kept],
@@ -109,7 +110,7 @@ def lay(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
 
 
 def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return (n,): whether rows differ by more than rounding; values that are not finite never differ."""
+    """Whether rows differ by more than rounding, (n,); values that are not finite never differ."""
     if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
         return np.zeros(len(values), dtype=bool)
     if values.dtype.kind != "f":
@@ -120,16 +121,12 @@ def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.asarray(unlike.reshape(len(values), -1).any(axis=1))
 
 
-def breaks_notice(what: str, breaks: int, rows: int) -> Notice:
-    """Return the notice that a dataset is cut in `breaks` places."""
+def describe_breaks(what: str, breaks: int, rows: int, *, unrelated: bool) -> Notice:
+    """Write the notice that a dataset is cut in `breaks` of `rows` places, or that its rows are `unrelated`."""
     text = f"{what}: in {breaks:,} of {rows:,} rows the next observation is not that of the next row: cut there"
-    return Notice(text=text, level="warning")
-
-
-def unrelated_notice(what: str, breaks: int, rows: int) -> Notice:
-    """Return the notice that the rows of a dataset are unrelated."""
-    text = (
-        f"{what}: {breaks / rows:.0%} of the rows are not followed by their next observation: it is a buffer of "
-        "transitions, and each becomes a trajectory of one step"
-    )
+    if unrelated:
+        text = (
+            f"{what}: {breaks / rows:.0%} of the rows are not followed by their next observation: it is a buffer of "
+            "transitions, and each becomes a trajectory of one step"
+        )
     return Notice(text=text, level="warning")

@@ -21,8 +21,15 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, StageFailed, UsageError
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, texts
-from pipelines.formats.intake import Intake, Raw, action_box, agreed, flags, inferred
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags
+from pipelines.formats.intake import (
+    DecodedEpisodes,
+    EpisodeValidator,
+    infer_space,
+    make_action_box,
+    match_spaces,
+    read_flags,
+)
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.registry import Registry
@@ -47,12 +54,14 @@ class UserImporter:
         first = next(self._parts(), None)
         if first is None:
             raise InputMissing(f"{self._what} gives no trajectories")
-        self.spaces = self._spaces(first, request.spaces)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+        self.spaces = self._find_spaces(first, request.spaces)
+        self._intake = EpisodeValidator(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener
+        )
 
     @property
     def repeats(self) -> bool:
-        """Return whether it can be read twice."""
+        """Whether it can be read twice."""
         return self._once is None
 
     def close(self) -> None:
@@ -67,9 +76,9 @@ class UserImporter:
         except (UsageError, InputMissing):
             raise
         except Exception as error:
-            raise self._broken(error) from error
+            raise self._as_failure(error) from error
 
-    def _broken(self, error: Exception) -> StageFailed:
+    def _as_failure(self, error: Exception) -> StageFailed:
         return StageFailed(f"{self._what} raised {type(error).__name__}: {error}", hint="-v shows where")
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
@@ -84,7 +93,7 @@ class UserImporter:
             except StopIteration:
                 return
             except Exception as error:
-                raise self._broken(error) from error
+                raise self._as_failure(error) from error
             if self._once is not None and not self._head:
                 self._head.append(part)
             missing = [name for name in _NEEDED if not isinstance(part, Mapping) or name not in part]
@@ -92,11 +101,11 @@ class UserImporter:
                 raise InputMissing(f"{self._what}: trajectory {number} lacks {', '.join(missing)}")
             yield part
 
-    def _spaces(self, first: Mapping[str, Any], wanted: Spaces | None) -> Spaces:
-        observed = dict(_flat(first["observations"], OBSERVATION))
+    def _find_spaces(self, first: Mapping[str, Any], wanted: Spaces | None) -> Spaces:
+        observed = dict(_flatten(first["observations"], OBSERVATION))
         if wanted is not None:
-            return agreed({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
-        observation: dict[str, Space] = {n: inferred(v.shape[1:], v.dtype) for n, v in observed.items()}
+            return match_spaces({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
+        observation: dict[str, Space] = {n: infer_space(v.shape[1:], v.dtype) for n, v in observed.items()}
         action = np.asarray(first["actions"])
         if action.dtype.kind in "iu":
             if not self._settings.num_actions:
@@ -104,7 +113,9 @@ class UserImporter:
                     f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
                 )
             return Spaces(observation=observation, action=Discrete(n=self._settings.num_actions))
-        return Spaces(observation=observation, action=action_box(action.shape[1:], self._settings, what=self._what))
+        return Spaces(
+            observation=observation, action=make_action_box(action.shape[1:], self._settings, what=self._what)
+        )
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -113,7 +124,7 @@ class UserImporter:
         for number, part in enumerate(self._parts()):
             if number < start:
                 continue
-            observed = self._checked(number, part)
+            observed = self._check(number, part)
             if not len(part["rewards"]):
                 self.dropped += 1
                 continue
@@ -125,9 +136,9 @@ class UserImporter:
         if held:
             yield self._batch(held)
 
-    def _checked(self, number: int, part: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _check(self, number: int, part: Mapping[str, Any]) -> dict[str, np.ndarray]:
         try:
-            observed = dict(_flat(part["observations"], OBSERVATION))
+            observed = dict(_flatten(part["observations"], OBSERVATION))
             steps, action = len(part["rewards"]), np.asarray(part["actions"])
         except (TypeError, ValueError) as error:
             raise InputMissing(f"{self._what}: trajectory {number} does not hold arrays: {error}") from error
@@ -149,9 +160,12 @@ class UserImporter:
     def _batch(self, held: list[tuple[int, Mapping[str, Any], dict[str, np.ndarray]]]) -> Trajectories:
         parts = [part for _, part, _ in held]
         over = np.array(
-            [flags(part["terminated"], f"terminated of trajectory {n}", what=self._what)[-1] for n, part, _ in held]
+            [
+                read_flags(part["terminated"], f"terminated of trajectory {n}", what=self._what)[-1]
+                for n, part, _ in held
+            ]
         )
-        raw = Raw(
+        raw = DecodedEpisodes(
             rows=[len(part["rewards"]) + 1 for part in parts],
             observation={name: np.concatenate([seen[name] for _, _, seen in held]) for name in self.spaces.observation},
             action=np.concatenate([np.asarray(part["actions"]) for part in parts]),
@@ -169,13 +183,13 @@ class UserImporter:
             source="own",
             seed=int(part.get("seed") or 0),
             success=None if part.get("success") is None else bool(part["success"]),
-            tags={**texts(part.get("tags") or {}), EPISODE: str(number)},
+            tags={**as_tags(part.get("tags") or {}), EPISODE: str(number)},
         )
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+def _flatten(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(value, Mapping):
         for key, member in value.items():
-            yield from _flat(member, f"{name}.{key}")
+            yield from _flatten(member, f"{name}.{key}")
     else:
         yield name, np.asarray(value)

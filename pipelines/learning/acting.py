@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pipelines.envs.tape import Tape
+from pipelines.envs.draws import SharedDraws
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import Memory
@@ -39,7 +39,7 @@ class AgentPolicy:
         self._policy = agent.heads.policy
         self._precision, self._capacity = precision, capacity
         rows, here = total or num_actors, slice(offset, offset + num_actors)
-        self._tape = Tape(lambda: torch.rand(rows, self._policy.noise_size, generator=self._generator)[here])
+        self._tape = SharedDraws(lambda: torch.rand(rows, self._policy.noise_size, generator=self._generator)[here])
         self._places: Sequence[slice] = [slice(0, num_actors)]
         self._memories = [self._memory(num_actors)]
         self._step: Stepper | None = None

@@ -20,14 +20,12 @@ from pipelines.events import Listener, silent
 from pipelines.lake.overlays import OverlayBatch
 from pipelines.lake.schema import RESET, Schema
 from pipelines.registry import Registry
-from pipelines.relabelers.paths import Paths, keys_of
+from pipelines.relabelers.paths import Paths, make_keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Whose trajectories are relabelled: of this schema, from this environment. `listener`: who hears what is waited
-    for.
-    """
+    """The trajectories that are relabelled: their schema and environment. `listener` receives notices of waiting."""
 
     schema: Schema
     env: str
@@ -35,7 +33,7 @@ class Context:
     listener: Listener = silent
 
     def require(self, *columns: str, needed_by: str) -> None:
-        """InputMissing unless the steps have these columns."""
+        """Raise InputMissing unless the steps have these columns."""
         known = [column.name for column in self.schema.columns]
         for name in columns:
             if name not in known:
@@ -51,8 +49,8 @@ class Relabeler(Protocol):
     def changes(self) -> tuple[str, ...]: ...
 
     def relabel(self, paths: Paths) -> Paths:
-        """The trajectories for which another task was found, or a stretch of each; the arrays given stay as they are.
-        Draws come from `paths` alone.
+        """Return the trajectories for which another task was found, or a stretch of each; the arrays given stay as they
+        are. Draws come from `paths` alone.
         """
         ...
 
@@ -63,39 +61,37 @@ RELABELERS = Registry(
     {
         "hindsight": "pipelines.relabelers.goals:make_hindsight",
         "instruction": "pipelines.relabelers.goals:make_instruction",
-        "reward": "pipelines.relabelers.rewards:make_reward",
-        "success": "pipelines.relabelers.rewards:make_success",
-        "scale": "pipelines.relabelers.rewards:make_scale",
-        "clip": "pipelines.relabelers.rewards:make_clip",
-        "return": "pipelines.relabelers.rewards:make_return",
-        "task": "pipelines.relabelers.rewards:make_task",
+        "reward": "pipelines.relabelers.rewards:Rewards.from_values",
+        "success": "pipelines.relabelers.rewards:Success.from_values",
+        "scale": "pipelines.relabelers.rewards:Rewards.from_scale",
+        "clip": "pipelines.relabelers.rewards:Rewards.from_range",
+        "return": "pipelines.relabelers.rewards:DiscountedReturn.from_discount",
+        "task": "pipelines.relabelers.rewards:Task.from_label",
     },
 )
 
 
-def _make_relabeler(text: str, context: Context) -> Relabeler:
-    """The relabeler that `text` says: `NAME`, `NAME:ARGUMENT`, or `module:attr`.
-
-    UsageError for an unknown name or argument, InputMissing for what does not fit these trajectories.
-    """
-    name, _, argument = text.partition(":")
-    if name not in RELABELERS.names():
-        name, argument = text, ""
-    relabeler: Relabeler = RELABELERS.get(name)(argument, context)
-    return relabeler
-
-
 class Chain:
-    """Relabelers one after the other. What one of them finds nothing for has no version."""
+    """Relabelers one after the other, each `NAME`, `NAME:ARGUMENT`, or `module:attr`. A trajectory for which one of
+    them finds nothing has no version.
+
+    UsageError for an unknown name or argument, InputMissing for one that does not fit these trajectories. `method`: how
+    the lake records where versions came from.
+    """
 
     def __init__(self, texts: Sequence[str], context: Context, *, seed: int) -> None:
         if not texts:
             raise UsageError("no relabeler is named", hint=f"known: {', '.join(RELABELERS.names())}, or module:attr")
-        self.seed, self.method = seed, _method_of(texts, seed)
-        self._relabelers = [_make_relabeler(text, context) for text in texts]
+        self.seed, self.method = seed, f"{' + '.join(texts)}/{seed}"
+        self._relabelers: list[Relabeler] = []
+        for text in texts:
+            name, _, argument = text.partition(":")
+            if name not in RELABELERS.names():
+                name, argument = text, ""
+            self._relabelers.append(RELABELERS.get(name)(argument, context))
         names = {name for each in self._relabelers for name in each.changes}
         read = {name for each in self._relabelers for name in each.reads}
-        # What is only said of a trajectory as a whole needs some column to be stored with: the smallest.
+        # A label of a whole trajectory has to be stored with some column: the smallest.
         changes = names or {RESET}
         in_order = [column.name for column in context.schema.columns]
         self.changes = tuple(name for name in in_order if name in changes)
@@ -104,15 +100,10 @@ class Chain:
     def derive(
         self, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, copies: np.ndarray | int
     ) -> OverlayBatch:
-        """The versions `copies` of trajectories given by the columns `reads`, laid one after another."""
-        paths = Paths.of(columns, rows, uids, keys_of(self.seed, uids, copies))
+        """Derive the versions `copies` of trajectories given by the columns `reads`, laid one after another."""
+        paths = Paths.of(columns, rows, uids, make_keys(self.seed, uids, copies))
         for relabeler in self._relabelers:
-            paths = relabeler.relabel(paths.keyed())
+            paths = relabeler.relabel(paths.renew_keys())
             if not len(paths):
                 break
-        return paths.derived(self.changes)
-
-
-def _method_of(texts: Sequence[str], seed: int) -> str:
-    """What the lake records of how versions came about."""
-    return f"{' + '.join(texts)}/{seed}"
+        return paths.as_overlay(self.changes)

@@ -21,17 +21,17 @@ _STREAM = np.uint64(32)
 _SHARE_COPY = 2**62  # no copy has this number: it decides whether a trajectory is relabelled at all
 
 
-def keys_of(seed: int, uids: np.ndarray, copies: np.ndarray | int) -> np.ndarray:
-    """(n,) uint64: what all draws for these copies of these trajectories (uids "S16") follow from."""
+def make_keys(seed: int, uids: np.ndarray, copies: np.ndarray | int) -> np.ndarray:
+    """Make the keys (n,) uint64 that all draws for these copies of these trajectories (uids "S16") follow from."""
     parts = halves(uids)
     start = mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
     number = np.atleast_1d(copies).astype(np.uint64) * _GOLDEN
     return mix(mix(mix(start + parts.first) + parts.second) + number)
 
 
-def shares_of(seed: int, uids: np.ndarray) -> np.ndarray:
-    """(n,) float64 in [0, 1): those below a fraction are the ones that this fraction chooses."""
-    return unit(keys_of(seed, uids, _SHARE_COPY))
+def draw_shares(seed: int, uids: np.ndarray) -> np.ndarray:
+    """Draw (n,) float64 in [0, 1): a fraction of the trajectories is those whose share is below it."""
+    return unit(make_keys(seed, uids, _SHARE_COPY))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Paths:
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, keys: np.ndarray) -> Paths:
-        """Originals, whole."""
+        """Take originals, whole."""
         count = len(rows)
         rows = np.asarray(rows, dtype=np.int64)
         offset = np.zeros(count, dtype=np.int64)
@@ -79,34 +79,35 @@ class Paths:
         return np.arange(int(self.rows.sum())) - self.spread(self.first)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """(n, ...) -> (R, ...): of each trajectory, in each of its rows."""
+        """Repeat values of trajectories (n, ...) in each of their rows (R, ...)."""
         return np.repeat(values, self.rows, axis=0)
 
     def uniform(self, purpose: int, counter: np.ndarray | int = 0) -> np.ndarray:
-        """float64 in [0, 1), (n,), or (n, c) for counters (c,)."""
+        """Draw float64 in [0, 1), (n,), or (n, c) for counters (c,)."""
         number = np.atleast_1d(counter).astype(np.uint64) + (np.uint64(purpose + 1) << _STREAM)
         keys = self.keys[:, None] if np.ndim(counter) else self.keys
         return unit(mix(keys + number * _GOLDEN))
 
-    def keyed(self) -> Paths:
-        """The same, with other draws: each relabeler of a chain has its own."""
+    def renew_keys(self) -> Paths:
+        """Return a copy with other draws: each relabeler of a chain has its own."""
         return replace(self, keys=mix(self.keys + _GOLDEN))
 
-    def with_columns(self, columns: Mapping[str, np.ndarray], **said: Any) -> Paths:
-        """The same with some columns changed, and what is `said` of them as a whole."""
-        return replace(self, columns={**self.columns, **columns}, **said)
+    def with_columns(self, columns: Mapping[str, np.ndarray], **labels: Any) -> Paths:
+        """Return a copy with the given columns replaced, and `labels` of the trajectories as a whole."""
+        return replace(self, columns={**self.columns, **columns}, **labels)
 
     def only(self, keep: np.ndarray) -> Paths:
-        """Some of them; `keep` (n,) bool."""
+        """Keep some of them; `keep` (n,) bool."""
         if keep.all():
             return self
         kept = np.flatnonzero(keep)
         return self.cut(kept, np.zeros(len(kept), dtype=np.int64), self.rows[kept])
 
     def cut(self, which: np.ndarray, begin: np.ndarray, rows: np.ndarray) -> Paths:
-        """Of the trajectories `which` (m,), the `rows` (m,) rows from row `begin` (m,) on."""
+        """Cut `rows` (m,) rows from row `begin` (m,) on out of the trajectories `which` (m,)."""
         whole = len(which) == len(self) and np.array_equal(rows, self.rows)
-        index = slice(None) if whole else ranges(self.first[which] + begin, rows)
+        start = self.first[which] + begin - (np.cumsum(rows) - rows)
+        index = slice(None) if whole else np.repeat(start, rows) + np.arange(int(rows.sum()))
         return replace(
             self,
             columns={name: values[index] for name, values in self.columns.items()},
@@ -120,8 +121,8 @@ class Paths:
             tags={name: tuple(values[i] for i in which.tolist()) for name, values in self.tags.items()},
         )
 
-    def derived(self, names: tuple[str, ...]) -> OverlayBatch:
-        """What differs from the originals: the columns `names`."""
+    def as_overlay(self, names: tuple[str, ...]) -> OverlayBatch:
+        """Collect the columns `names`, which differ from the originals."""
         return OverlayBatch(
             place=self.place,
             offset=self.offset,
@@ -134,23 +135,17 @@ class Paths:
         )
 
 
-def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """start[0], start[0] + 1, ... (count[0] of them), start[1], ..."""
-    before = np.cumsum(count) - count
-    return np.repeat(start - before, count) + np.arange(int(count.sum()))
-
-
-def picked(flags: np.ndarray, paths: Paths, u: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows with `flags` (R,) bool: how many each trajectory has (n,), and one of them (n,), chosen by `u` (n,)
-    in [0, 1); None: the last. Where there is none, the row means nothing.
+def pick_rows(flags: np.ndarray, paths: Paths, u: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Count the rows with `flags` (R,) bool of each trajectory (n,), and pick one of them (n,) by `u` (n,) in [0, 1);
+    None: the last. Where there is none, the row means nothing.
     """
     marked = np.flatnonzero(flags)
     before, end = np.searchsorted(marked, paths.first), np.searchsorted(marked, paths.last, side="right")
     count = end - before
     rank = count - 1 if u is None else (u * count).astype(np.int64)
-    return count, taken(marked, before + np.maximum(rank, 0))
+    return count, take(marked, before + np.maximum(rank, 0))
 
 
-def taken(marked: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """`marked[at]`; anything where it has no such place."""
+def take(marked: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Take `marked[at]`; anything where it has no such place."""
     return marked[np.minimum(at, len(marked) - 1)] if len(marked) else np.zeros_like(at)

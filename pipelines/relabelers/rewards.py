@@ -1,12 +1,12 @@
-"""Relabelers of what a step is worth and of what a trajectory is called.
+"""Relabelers of the rewards of steps, and of the success, return and task of a trajectory.
 
-`reward:F` pays what F says, `success:F` holds where F does in some step, F being a SQL expression over the step
-columns or `module:attr`, a function of a trajectory's columns. `scale:X` and `clip:LOW..HIGH` change the rewards that
-are there; `return:GAMMA` notes the discounted return as a tag; `task:NAME` names the task. What lies in row 0 led to
-nothing: its reward is 0, and it is not a success.
+`reward:F` pays F, and a trajectory succeeds by `success:F` if F holds in some step. F is a SQL expression over the step
+columns, or `module:attr`, a function of a trajectory's columns. `scale:X` and `clip:LOW..HIGH` change the rewards that
+are there; `return:GAMMA` notes the discounted return as a tag; `task:NAME` names the task. No action led to row 0: its
+reward is 0, and it is not a success.
 
 A function is called with one trajectory's columns (name -> (T + 1, ...), read-only) and returns (T + 1,) numbers, or a
-text. Whatever is wrong with it is the user's to mend: a UsageError that says where.
+text. Anything else is a UsageError that says where.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.schema import REWARD
 from pipelines.lake.sql.expression import StepExpression
 from pipelines.registry import Registry
-from pipelines.relabelers.base import Context, Relabeler
+from pipelines.relabelers.base import Context
 from pipelines.relabelers.paths import Paths
 
 Columns = Mapping[str, np.ndarray]
@@ -41,6 +41,27 @@ class Rewards:
     pay: Callable[[Paths], np.ndarray]
     changes: tuple[str, ...] = (REWARD,)
 
+    @classmethod
+    def from_values(cls, text: str, context: Context) -> Rewards:
+        """Take rewards from a SQL expression or a function."""
+        reads, pay = _find_values(text, context, needed_by="reward", example='reward:"obs.speed" - 0.1')
+        return cls(reads=reads, pay=pay)
+
+    @classmethod
+    def from_scale(cls, text: str, context: Context) -> Rewards:
+        """Multiply rewards by a number."""
+        factor = _parse_number(text, "scale", "scale:0.1")
+        return cls(reads=(REWARD,), pay=lambda paths: paths.columns[REWARD] * factor)
+
+    @classmethod
+    def from_range(cls, text: str, context: Context) -> Rewards:
+        """Move rewards into a range."""
+        low, dots, high = text.partition("..")
+        least, most = (_parse_number(side, "clip", "clip:-1..1") for side in (low, high if dots else ""))
+        if least > most:
+            raise UsageError(f"clip:{text}: the range is empty", hint="the lower bound comes first, e.g. clip:-1..1")
+        return cls(reads=(REWARD,), pay=lambda paths: np.clip(paths.columns[REWARD], least, most))
+
     def relabel(self, paths: Paths) -> Paths:
         reward = self.pay(paths).astype(np.float32)
         reward[paths.first] = 0.0
@@ -55,6 +76,12 @@ class Success:
     holds: Callable[[Paths], np.ndarray]
     changes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_values(cls, text: str, context: Context) -> Success:
+        """Take success from a SQL predicate or a function."""
+        reads, holds = _find_values(text, context, needed_by="success", example="success:reward >= 1", predicate=True)
+        return cls(reads=reads, holds=holds)
+
     def relabel(self, paths: Paths) -> Paths:
         held = self.holds(paths) != 0
         held[paths.first] = False
@@ -62,12 +89,20 @@ class Success:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DiscountedReturn:
+class DiscountedReturn:
     """A tag `return@GAMMA`: sum of gamma ** t * (reward of the t-th action, from 0 on)."""
 
     gamma: float
     reads: tuple[str, ...] = (REWARD,)
     changes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_discount(cls, text: str, context: Context) -> DiscountedReturn:
+        """Note discounted returns as tags."""
+        gamma = _parse_number(text, "return", "return:0.99")
+        if not 0 <= gamma <= 1:
+            raise UsageError(f"return:{text}: a discount is a number from 0 to 1", hint="e.g. return:0.99")
+        return cls(gamma=gamma)
 
     def relabel(self, paths: Paths) -> Paths:
         weights = np.power(self.gamma, np.maximum(paths.time - 1, 0)) * (paths.time > 0)
@@ -78,62 +113,27 @@ class _DiscountedReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The task is called what `name` says of a trajectory's columns."""
+    """A new name of the task, which `name` finds from a trajectory's columns."""
 
     name: Callable[[Paths], tuple[str, ...]]
     reads: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_label(cls, text: str, context: Context) -> Task:
+        """Name the task: one for all, or by a function."""
+        if not text:
+            raise UsageError("task: no label is given", hint="e.g. task:easy, or task:module:attr")
+        if _IMPORTED.fullmatch(text):
+            function = UserFunction(text, context)
+            return cls(reads=function.reads, name=function.name_all)
+        return cls(name=lambda paths: (text,) * len(paths))
+
     def relabel(self, paths: Paths) -> Paths:
         return paths.with_columns({}, tasks=self.name(paths))
 
 
-def make_reward(text: str, context: Context) -> Relabeler:
-    """Rewards by a SQL expression or a function."""
-    reads, pay = _step_values(text, context, needed_by="reward", example='reward:"obs.speed" - 0.1')
-    return Rewards(reads=reads, pay=pay)
-
-
-def make_success(text: str, context: Context) -> Relabeler:
-    """Success labels by a SQL predicate or a function."""
-    reads, holds = _step_values(text, context, needed_by="success", example="success:reward >= 1", predicate=True)
-    return Success(reads=reads, holds=holds)
-
-
-def make_scale(text: str, context: Context) -> Relabeler:
-    """Rewards times a number."""
-    factor = _number(text, "scale", "scale:0.1")
-    return Rewards(reads=(REWARD,), pay=lambda paths: paths.columns[REWARD] * factor)
-
-
-def make_clip(text: str, context: Context) -> Relabeler:
-    """Rewards moved into a range."""
-    low, dots, high = text.partition("..")
-    least, most = (_number(side, "clip", "clip:-1..1") for side in (low, high if dots else ""))
-    if least > most:
-        raise UsageError(f"clip:{text}: the range is empty", hint="the lower bound comes first, e.g. clip:-1..1")
-    return Rewards(reads=(REWARD,), pay=lambda paths: np.clip(paths.columns[REWARD], least, most))
-
-
-def make_return(text: str, context: Context) -> Relabeler:
-    """Discounted returns as tags."""
-    gamma = _number(text, "return", "return:0.99")
-    if not 0 <= gamma <= 1:
-        raise UsageError(f"return:{text}: a discount is a number from 0 to 1", hint="e.g. return:0.99")
-    return _DiscountedReturn(gamma=gamma)
-
-
-def make_task(text: str, context: Context) -> Relabeler:
-    """Task labels: one for all, or by a function."""
-    if not text:
-        raise UsageError("task: no label is given", hint="e.g. task:easy, or task:module:attr")
-    labels = Labels.of(text, context)
-    if labels is not None:
-        return Task(reads=labels.reads, name=labels)
-    return Task(name=lambda paths: (text,) * len(paths))
-
-
-def _number(text: str, relabeler: str, example: str) -> float:
+def _parse_number(text: str, relabeler: str, example: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -143,18 +143,18 @@ def _number(text: str, relabeler: str, example: str) -> float:
     return value
 
 
-def _step_values(
+def _find_values(
     text: str, context: Context, *, needed_by: str, example: str, predicate: bool = False
 ) -> tuple[tuple[str, ...], Values]:
-    """The columns to read, and a function from paths to (R,) numbers, 0 or 1 for a `predicate`.
+    """Find the columns to read, and a function from paths to (R,) numbers, 0 or 1 for a `predicate`.
 
     UsageError for wrong SQL, and from the function for values that are no numbers.
     """
     if not text.strip():
         raise UsageError(f"{needed_by}: no SQL expression or module:attr is given", hint=f"e.g. --with '{example}'")
     if _IMPORTED.fullmatch(text):
-        function = Numbers(text, context)
-        return function.reads, function
+        function = UserFunction(text, context)
+        return function.reads, function.compute
     expression = StepExpression(text, context.schema.columns, predicate=predicate, listener=context.listener)
 
     def evaluate(paths: Paths) -> np.ndarray:
@@ -167,7 +167,7 @@ def _step_values(
 
 
 @dataclass(frozen=True)
-class Called:
+class UserFunction:
     """The function `text`, called trajectory by trajectory."""
 
     text: str
@@ -179,15 +179,16 @@ class Called:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Return all columns: a function may read any."""
+        """All columns: a function may read any."""
         return tuple(column.name for column in self.context.schema.columns)
 
-    def results(self, paths: Paths) -> Iterator[Any]:
-        """What it returns for each trajectory."""
+    def _call_each(self, paths: Paths) -> Iterator[Any]:
         function = _FUNCTIONS.get(self.text)
         spans = zip(paths.first.tolist(), paths.rows.tolist(), hex_uids(paths.uids), strict=True)
         for start, rows, uid in spans:
-            columns = _read_only({name: values[start : start + rows] for name, values in paths.columns.items()})
+            columns = {name: values[start : start + rows].view() for name, values in paths.columns.items()}
+            for column in columns.values():
+                column.flags.writeable = False
             try:
                 yield function(columns)
             except AmagoError:
@@ -199,13 +200,10 @@ class Called:
                     hint="mend the function",
                 ) from error
 
-
-class Numbers(Called):
-    """(R,) float64 of what it returns for each trajectory: (T + 1,) finite numbers."""
-
-    def __call__(self, paths: Paths) -> np.ndarray:
+    def compute(self, paths: Paths) -> np.ndarray:
+        """Compute (R,) float64. UsageError unless it returns (T + 1,) finite numbers for each trajectory."""
         found = []
-        for place, (result, rows) in enumerate(zip(self.results(paths), paths.rows.tolist(), strict=True)):
+        for place, (result, rows) in enumerate(zip(self._call_each(paths), paths.rows.tolist(), strict=True)):
             values = np.asarray(result)
             if values.shape != (rows,) or values.dtype.kind not in "biuf":
                 uid = hex_uids(paths.uids[place : place + 1])[0]
@@ -218,32 +216,17 @@ class Numbers(Called):
         _refuse_no_numbers(values, paths, f"'{self.text}'")
         return values
 
-
-class Labels(Called):
-    """What it calls each trajectory."""
-
-    @classmethod
-    def of(cls, text: str, context: Context) -> Labels | None:
-        """None where the text names no function."""
-        return cls(text, context) if _IMPORTED.fullmatch(text) else None
-
-    def __call__(self, paths: Paths) -> tuple[str, ...]:
-        names = tuple(self.results(paths))
+    def name_all(self, paths: Paths) -> tuple[str, ...]:
+        """Name the task of each trajectory. UsageError unless it returns texts."""
+        names = tuple(self._call_each(paths))
         for name in names:
             if not isinstance(name, str):
                 raise UsageError(f"'{self.text}' returned {name!r}, a text expected", hint="return the task's name")
         return names
 
 
-def _read_only(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    views = {name: values.view() for name, values in columns.items()}
-    for view in views.values():
-        view.flags.writeable = False
-    return views
-
-
 def _refuse_no_numbers(values: np.ndarray, paths: Paths, what: str) -> None:
-    """UsageError where a row that counts has no finite number."""
+    """Raise UsageError where a row that counts has no finite number."""
     bad = ~np.isfinite(values)
     bad[paths.first] = False
     if not bad.any():

@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.config.encoders import WITHOUT_MEMORY
 from pipelines.envs.make import make
 from pipelines.envs.suites.frozen_lake import FrozenLake
-from pipelines.envs.suites.lake_maps import maps_of_split
+from pipelines.envs.suites.lake_maps import list_split_maps
 from pipelines.errors import UsageError
 from pipelines.export import forms
 from pipelines.files.checksums import sealed
@@ -68,7 +68,7 @@ def page(
         runtime: what `onnxruntime_web.files` returned.
     """
     own, model = lakes.settings, files[forms.FILES[forms.ONNX]]
-    holes, _ = maps_of_split(own.size, own.held_out, "test")
+    holes, _ = list_split_maps(own.size, own.held_out, "test")
     inner = holes[:, 1:-1]
     attempts = (evaluated or {}).get("per_attempt") or None
     count = number((evaluated or {}).get("episodes"))

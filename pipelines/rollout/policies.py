@@ -13,10 +13,10 @@ import numpy as np
 from pipelines.config.model import AgentSettings
 from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory
+from pipelines.envs.draws import SharedDraws
 from pipelines.envs.env import Env
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.legal import LegalActions
-from pipelines.envs.tape import Tape
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Space, Spaces
 from pipelines.lake.store import difference
@@ -60,7 +60,7 @@ class RandomPolicy:
         self._space, self._legal = space, legal
         self._rng = np.random.default_rng([seed, _STREAM])
         self._num_actors = 0
-        self._tape = Tape(lambda: self._drawn(self._num_actors))
+        self._tape = SharedDraws(lambda: self._drawn(self._num_actors))
 
     def split(self, sizes: Sequence[int]) -> bool:
         """Return False if observations contain an action mask: then all actors must act together."""

@@ -23,7 +23,7 @@ from pipelines.export.policy_bundle import specification, write_bundle
 from pipelines.export.step_function import StepFunction
 from pipelines.files.atomic import write_together
 from pipelines.formats import export as datasets
-from pipelines.formats.make import exporter
+from pipelines.formats.make import find_exporter
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
@@ -274,7 +274,7 @@ def dataset(wanted: ExportSettings, *, lake: Path | str, listener: Listener = si
     started = time.monotonic()
     refuse_scheme(wanted.to, what="give a directory")
     form = wanted.format[0]
-    exporter(form)
+    find_exporter(form)
     store = Lake(lake)
     store.salvage(listener=listener)
     to = Path(wanted.to) if wanted.to else default_folder(store)

@@ -30,7 +30,7 @@ from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions, raw_uids
 from pipelines.relabelers.base import Chain, Context
-from pipelines.relabelers.paths import shares_of
+from pipelines.relabelers.paths import draw_shares
 from pipelines.stages.result import Result
 
 _CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
@@ -110,7 +110,7 @@ class _Job:
         whole = self._episodes(chosen, episodes)
         chosen = chosen[positions(pieces, chosen, np.arange(len(pieces))) < 0]
         if self.wanted.fraction < 1:
-            chosen = chosen[shares_of(self.seed, chosen) < self.wanted.fraction]
+            chosen = chosen[draw_shares(self.seed, chosen) < self.wanted.fraction]
         parts: list[_RelabelledPart] = []
         for segment in self._reader.originals():
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
@@ -134,7 +134,7 @@ class _Job:
             mine = raw_uids(uids)
             if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
                 continue
-            if self.wanted.fraction < 1 and shares_of(self.seed, mine[:1])[0] >= self.wanted.fraction:
+            if self.wanted.fraction < 1 and draw_shares(self.seed, mine[:1])[0] >= self.wanted.fraction:
                 continue
             versions = (overlay_uids(mine, self._chain(env).method, copy) for copy in range(self.wanted.copies))
             if not all((positions(whole, each, np.arange(len(whole))) >= 0).any() for each in versions):

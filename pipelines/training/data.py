@@ -28,7 +28,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.relabelers.base import Chain, Context
-from pipelines.relabelers.paths import shares_of
+from pipelines.relabelers.paths import draw_shares
 from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
@@ -223,5 +223,5 @@ def _find_versions(
     if relabel.where:
         chosen &= select(lake, relabel.where, originals=True, listener=listener).places(uids) >= 0
     if relabel.fraction < 1:
-        chosen &= shares_of(seed, keys) < relabel.fraction
+        chosen &= draw_shares(seed, keys) < relabel.fraction
     return chosen

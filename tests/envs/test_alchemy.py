@@ -59,10 +59,10 @@ def test_there_are_109_graphs():
 
 def test_the_number_of_constraints_is_uniform():
     drawn = alchemy.draw_chemistries(made().draws, 0, np.arange(20_000), holdout=0.0, test=False)
-    graphs = alchemy.parts_of(drawn)[0]
+    graphs = np.unravel_index(drawn, alchemy.SIZES)[0]
     counts = np.bincount(np.count_nonzero(alchemy.RULES[graphs], axis=(1, 2))) / len(drawn)
     np.testing.assert_allclose(counts, 0.25, atol=0.012)
-    for part, size in zip(alchemy.parts_of(drawn)[1:], (8, 4, 48), strict=True):
+    for part, size in zip(np.unravel_index(drawn, alchemy.SIZES)[1:], (8, 4, 48), strict=True):
         np.testing.assert_allclose(np.bincount(part, minlength=size) * size / len(drawn), 1, atol=0.2)
 
 
@@ -71,10 +71,10 @@ def test_train_and_test_share_no_chemistry():
     for split in ("train", "test"):
         env = made(num_envs=5000, split=split)
         env.reset()
-        assert (alchemy.held_out(env.chemistry, 0.2) == (split == "test")).all()
+        assert (alchemy.is_held_out(env.chemistry, 0.2) == (split == "test")).all()
         sides[split] = set(env.chemistry.tolist())
     assert not sides["train"] & sides["test"]
-    held_out = alchemy.held_out(np.arange(alchemy.NUM_CHEMISTRIES), 0.2)
+    held_out = alchemy.is_held_out(np.arange(alchemy.NUM_CHEMISTRIES), 0.2)
     assert held_out.mean() == pytest.approx(0.2, abs=0.005)
 
 
@@ -90,7 +90,7 @@ def test_no_two_ways_of_showing_stones_are_one_with_its_axes_exchanged():
 
 def test_every_name_is_read_back():
     numbers = np.random.default_rng(0).integers(alchemy.NUM_CHEMISTRIES, size=200).tolist()
-    assert [alchemy.by_name(alchemy.name_of(number)) for number in numbers] == numbers
+    assert [alchemy.find_chemistry(alchemy.name_chemistry(number)) for number in numbers] == numbers
 
 
 def random_actions(env, rng):

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from pipelines.envs.make import make
-from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Attempts, TaskEnv, with_attempts
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Attempts, TaskEnv, repeat_attempts
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -125,7 +125,7 @@ def test_every_attempt_is_at_the_same_task_and_the_last_one_ends_the_episode():
 
 def test_one_attempt_changes_nothing():
     env = Guess()
-    assert with_attempts(env, 1) is env
+    assert repeat_attempts(env, 1) is env
     plain, one = (make(GUESS, num_envs=2, seed=0, params=params) for params in ({}, {"attempts": 1}))
     assert plain.spec == one.spec
     assert list(plain.reset()) == ["obs"]

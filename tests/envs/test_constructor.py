@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs import make as registry
-from pipelines.envs.constructor import parameters, refuse_wrong
+from pipelines.envs.constructor import list_parameters, refuse_wrong_parameters
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.make import catalogue, entry_of, make
 from pipelines.errors import UsageError
@@ -43,7 +43,7 @@ def nothing():
 
 def problems(target, given, without=()) -> tuple[str, ...]:
     with pytest.raises(UsageError) as caught:
-        refuse_wrong("own", target, given, without=without)
+        refuse_wrong_parameters("own", target, given, without=without)
     return caught.value.problems
 
 
@@ -57,12 +57,12 @@ def test_what_is_required_and_what_is_unknown_is_listed_with_the_way_to_give_it(
 
 
 def test_what_takes_anything_or_cannot_be_told_is_left_to_itself():
-    refuse_wrong("own", anything, {"size": 1})
-    refuse_wrong("own", dict, {"size": 1})
+    refuse_wrong_parameters("own", anything, {"size": 1})
+    refuse_wrong_parameters("own", dict, {"size": 1})
 
 
 def test_parameters_are_listed_with_defaults_and_types():
-    size, colour = parameters(Native, without=("num_envs", "seed", "split"))
+    size, colour = list_parameters(Native, without=("num_envs", "seed", "split"))
     assert (size.name, size.required, size.about) == ("size", True, "int")
     assert (colour.name, colour.required, colour.default) == ("colour", False, "red")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.envs.drawing import BLUE, INK, WHITE, Canvas, as_picture, enlarged, in_blocks, in_letters, letters
+from pipelines.envs.drawing import BLUE, INK, WHITE, Canvas, as_picture, draw_blocks, draw_letters, enlarge, letters
 from pipelines.envs.scenes import GridScene
 
 BLACK = (0, 0, 0)
@@ -105,11 +105,11 @@ def test_an_observed_image_is_recognised(shape: tuple[int, ...], found: tuple[in
 def test_pictures_as_text_keep_their_proportions() -> None:
     picture = np.zeros((80, 160, 3), dtype=np.uint8)
     picture[:40, :80] = 255
-    lines = in_letters(picture, width=40).split("\n")
+    lines = draw_letters(picture, width=40).split("\n")
     assert len(lines) == 10
     assert all(line == "@" * 20 for line in lines[:5])
     assert not any(lines[5:])
-    blocks = in_blocks(picture, width=40).split("\n")
+    blocks = draw_blocks(picture, width=40).split("\n")
     assert len(blocks) == 10
     assert all(line.count("▀") == 40 and line.endswith("\x1b[0m") for line in blocks)
     assert blocks[0].startswith("\x1b[38;2;255;255;255;48;2;255;255;255m")
@@ -117,10 +117,10 @@ def test_pictures_as_text_keep_their_proportions() -> None:
 
 def test_small_pictures_are_enlarged_by_whole_pixels() -> None:
     picture = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    large = enlarged(picture, 8)
+    large = enlarge(picture, 8)
     assert large.shape == (6, 9, 3)
     np.testing.assert_array_equal(large[1::3, 1::3], picture)
-    assert enlarged(large, 8) is large
+    assert enlarge(large, 8) is large
 
 
 def test_captions_use_the_ink_that_they_are_given() -> None:

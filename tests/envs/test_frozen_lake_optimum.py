@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.envs.suites.frozen_lake import BAYES_OPTIMAL, MOVES
 from pipelines.envs.suites.grid import transitions
-from pipelines.envs.suites.lake_maps import all_maps
+from pipelines.envs.suites.lake_maps import list_maps
 
 
 def solve(size: int, steps: int, attempts: int) -> list[float]:
@@ -18,7 +18,7 @@ def solve(size: int, steps: int, attempts: int) -> list[float]:
 
     What is known is a pair of bit sets, (cells seen to be ice, cells seen to be holes); maps weigh as in the prior.
     """
-    holes, weight = all_maps(size)
+    holes, weight = list_maps(size)
     codes = holes @ (1 << np.arange(size * size))
     moves = transitions(size, MOVES).T.tolist()
     goal = size * size - 1

@@ -7,7 +7,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.suites.lake_maps import MapSource, all_maps, held_out, holes_of, names_of, reachable
+from pipelines.envs.suites.lake_maps import MapSource, find_reachable, is_held_out, list_maps, name_maps, parse_map
 from pipelines.errors import UsageError
 from tests.tiers import some
 
@@ -18,7 +18,7 @@ def source(size, split="train", holdout=0.2, seed=0):
 
 @pytest.mark.parametrize(("size", "count"), [(3, 51), (4, 3828)])
 def test_number_of_solvable_maps(size, count):
-    holes, weight = all_maps(size)
+    holes, weight = list_maps(size)
     assert len(holes) == count
     assert weight.sum() == pytest.approx(1)
 
@@ -27,17 +27,17 @@ def test_number_of_solvable_maps(size, count):
 def test_a_maps_name_is_its_rows_between_slashes(size):
     holes = np.random.default_rng(0).random((7, size * size)) < 0.5
     holes[:, 0] = False
-    names = names_of(np.where(holes, ord("#"), ord(".")).astype(np.uint8), size)
+    names = name_maps(np.where(holes, ord("#"), ord(".")).astype(np.uint8), size)
     assert names == ["/".join("".join(".#"[cell] for cell in row) for row in m.reshape(size, size) * 1) for m in holes]
-    np.testing.assert_array_equal([holes_of(name, size) for name in names], holes)
-    assert names_of(np.zeros((0, size * size), dtype=np.uint8), size) == []
+    np.testing.assert_array_equal([parse_map(name, size) for name in names], holes)
+    assert name_maps(np.zeros((0, size * size), dtype=np.uint8), size) == []
 
 
 def test_reachability_agrees_with_gymnasium():
     rng = np.random.default_rng(0)
     holes = rng.random((400, 25)) < 0.35
     holes[:, [0, -1]] = False
-    for row, found in zip(holes, reachable(holes, 5)[:, -1], strict=True):
+    for row, found in zip(holes, find_reachable(holes, 5)[:, -1], strict=True):
         board = np.where(row, "H", "F").reshape(5, 5)
         board[0, 0], board[-1, -1] = "S", "G"
         assert found == is_valid(board, 5)
@@ -72,7 +72,7 @@ def test_splits_share_no_map_whatever_the_seed(size):
 
 
 def test_held_out_share_is_as_asked():
-    assert held_out(all_maps(4)[0], 0.2).mean() == pytest.approx(0.2, abs=0.03)
+    assert is_held_out(list_maps(4)[0], 0.2).mean() == pytest.approx(0.2, abs=0.03)
 
 
 def test_a_map_depends_on_its_episode_alone():
@@ -85,7 +85,7 @@ def test_a_map_depends_on_its_episode_alone():
 def test_cells_in_reach_come_with_their_map(size):
     holes, reach = source(size).draw_reachable(np.arange(60))
     np.testing.assert_array_equal(holes, source(size).draw(np.arange(60)))
-    np.testing.assert_array_equal(reach, reachable(holes, size))
+    np.testing.assert_array_equal(reach, find_reachable(holes, size))
 
 
 def test_a_split_without_maps_is_refused():

@@ -52,7 +52,7 @@ def test_a_missing_extra_says_how_to_install_it_and_beside_what_not(monkeypatch)
     entry = Entry(
         name="far-PLACE",
         suite="far",
-        module="nowhere",
+        suite_class="nowhere:Nowhere",
         about="",
         extra="far",
         requires=("a_package_that_is_not_there",),

@@ -9,7 +9,7 @@ from pipelines.envs.draws import Draws
 from pipelines.envs.goals import goal_rule, goal_sequence
 from pipelines.envs.make import make
 from pipelines.envs.suites import mazerunner
-from pipelines.envs.suites.lake_maps import held_out
+from pipelines.envs.suites.lake_maps import is_held_out
 from pipelines.errors import InputMissing, UsageError
 from tests.envs.literal import assert_equal
 from tests.envs.literal_maze import LiteralMazeRunner, grow
@@ -50,9 +50,9 @@ def test_equals_the_literal_maze(params, good):
 def test_mazes_grow_as_the_literal_ones(size):
     draws, side = Draws(1, "train", "maze"), size // 2 * 2 + 1
     episodes, candidates = np.arange(6), np.array([0, 0, 1, 1, 2, 5])
-    stride = mazerunner.seeds_of(side) * (2 + mazerunner.tries_of(side))
+    stride = int(0.75 * (side // 2) ** 2) * (2 + int(0.75 * 10 * side))  # draws of a candidate
     for walls, episode, candidate in zip(
-        mazerunner.grown(draws, 4, episodes, candidates, side), episodes, candidates, strict=True
+        mazerunner.grow(draws, 4, episodes, candidates, side), episodes, candidates, strict=True
     ):
         literal = grow(
             size, lambda n, e=episode, c=candidate: float(draws.uniform(np.array([e]), 4, c * stride + n)[0])
@@ -62,7 +62,7 @@ def test_mazes_grow_as_the_literal_ones(size):
 
 @pytest.mark.parametrize("size", some([9, 11, 21, 31], 1))
 def test_every_free_cell_can_be_reached_from_the_start(size):
-    walls = mazerunner.grown(Draws(0, "train", "maze"), 0, np.arange(300), np.zeros(300, dtype=np.int64), size)
+    walls = mazerunner.grow(Draws(0, "train", "maze"), 0, np.arange(300), np.zeros(300, dtype=np.int64), size)
     boards = walls.reshape(-1, size, size)
     reach = np.zeros_like(boards)
     reach[:, size - 2, size // 2] = True
@@ -77,7 +77,7 @@ def test_every_free_cell_can_be_reached_from_the_start(size):
         if reach.sum() == before:
             break
     np.testing.assert_array_equal(reach, ~boards)
-    assert (~walls).sum(axis=1).min() - 1 >= mazerunner.fewest_free(size)
+    assert (~walls).sum(axis=1).min() - 1 >= mazerunner.count_free(size)
     assert len(np.unique(walls, axis=0)) > 40
 
 
@@ -92,10 +92,10 @@ def test_goals_are_distinct_free_cells_but_not_the_start():
     env = made(num_envs=2000, size=9, goals=12, holdout=0)
     env.reset()
     assert not np.take_along_axis(env.walls, env.goals, axis=1).any()
-    assert (env.goals != mazerunner.start_of(9)).all()
+    assert (env.goals != mazerunner.find_start(9)).all()
     assert (np.diff(np.sort(env.goals, axis=1), axis=1) > 0).all()
     free = ~env.walls
-    free[:, mazerunner.start_of(9)] = False
+    free[:, mazerunner.find_start(9)] = False
     expected = (free / free.sum(axis=1, keepdims=True)).mean(axis=0)
     first = np.bincount(env.goals[:, 0], minlength=81) / 2000
     np.testing.assert_allclose(first, expected, atol=0.02)
@@ -107,7 +107,7 @@ def test_train_and_test_share_no_maze(size):
     for split in ("train", "test"):
         env = made(num_envs=400, split=split, size=size)
         env.reset()
-        assert (held_out(env.walls, 0.2) == (split == "test")).all()
+        assert (is_held_out(env.walls, 0.2) == (split == "test")).all()
         sides[split] = {walls.tobytes() for walls in env.walls}
     assert not sides["train"] & sides["test"]
 

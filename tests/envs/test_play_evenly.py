@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.config.settings import EvaluateSettings
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.make import make
-from pipelines.envs.task_env import NOTHING, SOLVED, TaskEnv, with_attempts
+from pipelines.envs.task_env import NOTHING, SOLVED, TaskEnv, repeat_attempts
 from pipelines.envs.workers import WorkerEnv
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.environment import make_evaluation_env
@@ -49,7 +49,7 @@ class ManyGames(TaskEnv):
 
 def many_games() -> gymnasium.Env:
     """Return two attempts at a game, as a user's module names it."""
-    return with_attempts(ManyGames(), 2)
+    return repeat_attempts(ManyGames(), 2)
 
 
 def tasks_of(env: Any, episodes: int) -> list[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.envs.gymnasium_env import explain_unknown_id
 from pipelines.envs.make import make
-from pipelines.envs.registrations import explain_unknown_id
 from pipelines.errors import UsageError
 
 

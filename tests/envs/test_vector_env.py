@@ -55,8 +55,7 @@ def played(env, steps=30):
 
 def test_the_same_is_played_as_one_by_one(monkeypatch):
     params = {"success_key": "is_success"}
-    monkeypatch.setattr("pipelines.envs.vector_env.Draws", lambda seed, split, name: Draws(seed, split, "one"))
-    monkeypatch.setattr("pipelines.envs.gymnasium_env.Draws", lambda seed, split, name: Draws(seed, split, "one"))
+    monkeypatch.setattr("pipelines.envs.env.Draws", lambda seed, split, name: Draws(seed, split, "one"))
     ours = make("tests.envs.own:Everything", num_envs=3, seed=5, params=params)
     theirs = make(f"{HERE}:many", num_envs=3, seed=5, params=params)
     assert theirs.spec.spaces == ours.spec.spaces

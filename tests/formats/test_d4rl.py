@@ -10,7 +10,7 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.formats.flat import episodes
 from pipelines.formats.flat import reader as module
-from pipelines.formats.flat.datasets import environment
+from pipelines.formats.flat.datasets import name_environment
 from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory
@@ -305,7 +305,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_names_of_datasets() -> None:
     assert [
-        environment(name) for name in ("hopper_medium-v2", "halfcheetah-full-replay-v2", "pen-human-v1", "own")
+        name_environment(name) for name in ("hopper_medium-v2", "halfcheetah-full-replay-v2", "pen-human-v1", "own")
     ] == [
         "hopper",
         "halfcheetah",

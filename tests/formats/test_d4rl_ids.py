@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.formats.flat.datasets import DATASETS, environment, time_limit
+from pipelines.formats.flat.datasets import DATASETS, find_time_limit, name_environment
 
 
 def test_all_ids_of_d4rl_are_known() -> None:
@@ -42,8 +42,8 @@ def test_all_ids_of_d4rl_are_known() -> None:
 )
 def test_an_id_has_its_address_and_time_limit(id: str, path: str, limit: int) -> None:
     assert DATASETS[id][0] == f"{path}.hdf5"
-    assert time_limit(id) == limit
+    assert find_time_limit(id) == limit
 
 
 def test_an_environment_is_named_without_its_dataset() -> None:
-    assert environment("ant-random-expert-v0") == "ant"
+    assert name_environment("ant-random-expert-v0") == "ant"

@@ -12,7 +12,7 @@ import pytest
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.export import export
-from pipelines.formats.make import EXPORTERS, FORMATS, IMPORTERS, exporter
+from pipelines.formats.make import EXPORTERS, FORMATS, IMPORTERS, find_exporter
 from pipelines.formats.tables import writer
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -144,7 +144,7 @@ def test_a_format_of_a_users_own_is_module_attr(lake: Lake, tmp_path: Path) -> N
 
 def test_a_format_that_there_is_not_is_refused() -> None:
     with pytest.raises(UsageError, match=r"export.format: there is no format 'parqet'") as caught:
-        exporter("parqet")
+        find_exporter("parqet")
     assert caught.value.hint == "did you mean 'parquet'?"
 
 

@@ -18,7 +18,7 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.formats import hdf5
 from pipelines.formats.hdf5 import open_file
 from pipelines.formats.make import open_importer
-from pipelines.formats.minari.hdf5 import Hdf5Episodes
+from pipelines.formats.minari.episodes import Hdf5Episodes
 from tests.cli.conftest import Amago, amago  # noqa: F401
 from tests.formats.d4rl_data import flat, write
 

@@ -13,7 +13,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, UsageError
 from pipelines.formats.export import export
-from pipelines.formats.make import kind_and_place, open_importer
+from pipelines.formats.make import find_kind_and_place, open_importer
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from tests.formats.d4rl_data import flat, without, write
@@ -72,7 +72,7 @@ def test_a_file_named_as_the_table_of_trajectories_is_read_where_it_is_alone(tmp
     ],
 )
 def test_a_name_shows_its_kind(name: str, kind: str) -> None:
-    assert kind_and_place(name)[0] == kind
+    assert find_kind_and_place(name)[0] == kind
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.make import kind_and_place, open_importer
+from pipelines.formats.make import find_kind_and_place, open_importer
 from pipelines.lake.trajectory import Trajectory
 
 LENGTHS = (3, 2, 4)
@@ -82,7 +82,7 @@ def read(place: Path, **settings: Any) -> tuple[list[Trajectory], list[str]]:
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_frames_become_trajectories(tmp_path: Path, version: str) -> None:
     place = dataset(tmp_path / "set", version)
-    assert kind_and_place(str(place))[0] == "lerobot"
+    assert find_kind_and_place(str(place))[0] == "lerobot"
     found, told = read(place)
     assert [one.length for one in found] == list(LENGTHS)
     for number, one in enumerate(found):

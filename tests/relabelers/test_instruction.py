@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.envs.goals import GoalSequenceRule, goal_sequence, same
+from pipelines.envs.goals import GoalSequenceRule, goal_sequence, is_same
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
 from pipelines.relabelers.base import Chain, Context
-from pipelines.relabelers.instruction import Instruction, different
-from pipelines.relabelers.paths import Paths, keys_of
+from pipelines.relabelers.goals import Instruction, draw_different
+from pipelines.relabelers.paths import Paths, make_keys
 from tests.envs.literal_maze import LiteralMazeRunner
 from tests.relabelers.trajectories import applied, collected, derive, laid, uid
 from tests.tiers import examples
 
 STRATEGIES = ["instruction:some", "instruction:all", "hindsight:final", "hindsight:future", "hindsight:random"]
-RULE = GoalSequenceRule(reached=same)
+RULE = GoalSequenceRule(reached=is_same)
 
 
 def real_arrivals(rule, columns):
@@ -117,10 +117,10 @@ def test_every_relabelled_trajectory_replays_whatever_was_achieved(seed, strateg
     columns, rows = laid([each.columns for each in found])
     before = {name: values.copy() for name, values in columns.items()}
     uids = np.array([bytes.fromhex(each.uid) for each in found], "S16")
-    paths = Instruction(RULE, strategy).relabel(Paths.of(columns, rows, uids, keys_of(seed, uids, 0)))
+    paths = Instruction(RULE, strategy).relabel(Paths.of(columns, rows, uids, make_keys(seed, uids, 0)))
     for name, values in before.items():
         np.testing.assert_array_equal(columns[name], values)
-    derived = paths.derived(("obs.goals", "reward", "terminated", "truncated"))
+    derived = paths.as_overlay(("obs.goals", "reward", "terminated", "truncated"))
     assert strategy != "none" or len(derived) == 0
     for number, whole in enumerate(applied(derived, found)):
         assert_replays(RULE, found[derived.place[number]].columns, whole, derived.success[number])
@@ -137,7 +137,7 @@ def by_hand(cells, goals):
 def versions(columns, strategy, count):
     columns, rows = laid([columns] * count)
     uids = np.array([b"u" * 16] * count, "S16")
-    paths = Instruction(RULE, strategy).relabel(Paths.of(columns, rows, uids, keys_of(1, uids, np.arange(count))))
+    paths = Instruction(RULE, strategy).relabel(Paths.of(columns, rows, uids, make_keys(1, uids, np.arange(count))))
     for start, stop in zip(paths.first, paths.last + 1, strict=True):
         yield paths.columns["obs.goals"][start][:, 1].tolist(), paths.columns["reward"][start:stop].tolist()
 
@@ -173,14 +173,14 @@ def test_final_takes_the_last_and_future_what_came_after_the_last_success():
 
 def test_different_numbers_are_different_and_every_set_is_as_likely():
     u = np.random.default_rng(0).random((30_000, 4))
-    chosen = different(np.full(30_000, 5), np.full(30_000, 2), u)
+    chosen = draw_different(np.full(30_000, 5), np.full(30_000, 2), u)
     assert (chosen[:, 2:] == -1).all()
     sets, counts = np.unique(np.sort(chosen[:, :2], axis=1), axis=0, return_counts=True)
     assert len(sets) == 10
     assert (sets[:, 0] < sets[:, 1]).all()
     assert np.abs(counts - 3000).max() < 5 * np.sqrt(3000)
-    assert different(np.array([2, 0]), np.array([4, 1]), u[:2, :4])[0].tolist()[:2] in ([0, 1], [1, 0])
-    assert different(np.array([2, 0]), np.array([4, 1]), u[:2])[1].tolist() == [-1] * 4
+    assert draw_different(np.array([2, 0]), np.array([4, 1]), u[:2, :4])[0].tolist()[:2] in ([0, 1], [1, 0])
+    assert draw_different(np.array([2, 0]), np.array([4, 1]), u[:2])[1].tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize("strategy", ["instruction:some", "hindsight:future"])

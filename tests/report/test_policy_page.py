@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.envs.make import make
 from pipelines.envs.suites.frozen_lake import FrozenLake
-from pipelines.envs.suites.lake_maps import maps_of_split
+from pipelines.envs.suites.lake_maps import list_split_maps
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.report import onnxruntime_web, policy_page
 
@@ -88,7 +88,7 @@ def test_lakes_behave_step_by_step_as_the_environment(params: dict[str, Any]) ->
 
 
 def test_lakes_are_drawn_with_the_probabilities_of_the_environment() -> None:
-    holes, weight = maps_of_split(3, 0.0, "test")
+    holes, weight = list_split_maps(3, 0.0, "test")
     inner = holes[:, 1:-1]
     codes = (inner @ (1 << np.arange(inner.shape[1]))).tolist()
     drawn = in_node(

@@ -14,8 +14,7 @@ from pipelines.config.exploration import ExplorationSettings
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
-from pipelines.envs.process import Worker
-from pipelines.envs.workers import WorkerEnv
+from pipelines.envs.workers import Worker, WorkerEnv
 from pipelines.events import Waiting
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.rollout.policies import FunctionPolicy, RandomPolicy

@@ -19,7 +19,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel
 from pipelines.envs.drawing import AMBER, GOLD, GREEN, GREY, INK, PALE, PAPER, PINK, RED, SLATE, TEAL, Canvas
 from pipelines.envs.draws import Draws, mix, unit
 from pipelines.envs.env import EnvSpec, StepResult
@@ -46,39 +45,26 @@ _OFF_DIAGONAL = [(i, j) for i in range(3) for j in range(3) if i != j]
 _CANDIDATES = 8  # chemistries drawn at a time and episode when some are held out
 
 
-def _edges(rules: np.ndarray) -> np.ndarray:
-    """(8, 3) bool: can this corner be left along this axis? `rules` (3, 3), 0 for none."""
-    return ((rules == 0) | (rules == VERTICES[:, None, :])).all(axis=2)
-
-
-def _moves(rules: np.ndarray) -> np.ndarray:
-    """(9, 7): the vertex that each potion makes of each; `_GONE` and `EMPTY` change nothing."""
-    table = np.tile(np.arange(9)[:, None], (1, 7))
-    edges = _edges(rules)
-    for vertex, axis in np.argwhere(edges):
-        up = VERTICES[vertex, axis] < 0
-        table[vertex, 2 * axis + up] = vertex ^ (4 >> axis)
-    return table
-
-
-def _steps_to_best(moves: np.ndarray) -> np.ndarray:
-    """(9,) fewest potions from each vertex to the best; a large number where there is no way."""
-    steps = np.full(9, 99)
-    steps[_BEST] = 0
-    for _ in range(8):
-        steps = np.minimum(steps, steps[moves].min(axis=1) + 1)
-    steps[_GONE] = 99
-    return steps
-
-
-def _all_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _list_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """List the graphs that leave the corners connected: rules (3, 3), 0 for none; moves (9, 7), the vertex that each
+    potion makes of each, where `_GONE` and `EMPTY` change nothing; and the fewest potions (9,) from each vertex to the
+    best, 99 where there is no way.
+    """
     rules, moves, steps = [], [], []
     for values in product((0, -1, 1), repeat=6):
         rule = np.zeros((3, 3), dtype=np.int64)
         for (i, j), value in zip(_OFF_DIAGONAL, values, strict=True):
             rule[i, j] = value
-        table = _moves(rule)
-        distance = _steps_to_best(table)
+        table = np.tile(np.arange(9)[:, None], (1, 7))
+        can_leave = ((rule == 0) | (rule == VERTICES[:, None, :])).all(axis=2)  # a corner, along an axis
+        for vertex, axis in np.argwhere(can_leave):
+            up = VERTICES[vertex, axis] < 0
+            table[vertex, 2 * axis + up] = vertex ^ (4 >> axis)
+        distance = np.full(9, 99)
+        distance[_BEST] = 0
+        for _ in range(8):
+            distance = np.minimum(distance, distance[table].min(axis=1) + 1)
+        distance[_GONE] = 99
         if (distance[:_GONE] < 99).all():  # edges are walked both ways, so this is connectedness
             rules.append(rule)
             moves.append(table)
@@ -87,16 +73,17 @@ def _all_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(rules)[order], np.array(moves)[order], np.array(steps)[order]
 
 
-RULES, MOVES, _STEPS_TO_BEST = _all_graphs()
+RULES, MOVES, _STEPS_TO_BEST = _list_graphs()
 """(109, 3, 3), (109, 9, 7) and (109, 9), by the number of constraints."""
 _CONSTRAINTS = np.count_nonzero(RULES, axis=(1, 2))
 _FIRST = np.searchsorted(_CONSTRAINTS, np.arange(5))
 _NUM_POTION_MAPS = len(ORDERS) * len(SIGNS)
-NUM_CHEMISTRIES = len(RULES) * len(SIGNS) * len(ROTATIONS) * _NUM_POTION_MAPS
+SIZES = (len(RULES), len(SIGNS), len(ROTATIONS), _NUM_POTION_MAPS)  # a chemistry is an index of these
+NUM_CHEMISTRIES = int(np.prod(SIZES))
 
 
-def _stone_looks() -> np.ndarray:
-    """(8 signs, 4 rotations, 9, 5) float32: what an observation says of a stone."""
+def _encode_stones() -> np.ndarray:
+    """Encode stones as observations show them: (8 signs, 4 rotations, 9, 5) float32."""
     looks = np.empty((len(SIGNS), len(ROTATIONS), 9, 5), dtype=np.float32)
     back = np.linalg.inv(ROTATIONS)
     looks[..., :_GONE, :3] = np.rint(np.einsum("rij,svj->srvi", back, SIGNS[:, None] * VERTICES))
@@ -106,8 +93,8 @@ def _stone_looks() -> np.ndarray:
     return looks
 
 
-def _potion_looks() -> np.ndarray:
-    """(48, 7, 2) float32: what an observation says of a potion, by order of axes * 8 + signs."""
+def _encode_potions() -> np.ndarray:
+    """Encode potions as observations show them: (48, 7, 2) float32, by order of axes * 8 + signs."""
     looks = np.empty((len(ORDERS), len(SIGNS), 7, 2), dtype=np.float32)
     for order, axes in enumerate(ORDERS):
         for sign, signs in enumerate(SIGNS):
@@ -119,22 +106,17 @@ def _potion_looks() -> np.ndarray:
     return looks.reshape(_NUM_POTION_MAPS, 7, 2)
 
 
-STONE_LOOKS, _POTION_LOOKS = _stone_looks(), _potion_looks()
+STONE_LOOKS, _POTION_LOOKS = _encode_stones(), _encode_potions()
 
 
-def parts_of(chemistry: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Graph, signs, rotation and potion map of chemistries numbered 0 .. 167,423."""
-    return np.unravel_index(chemistry, _SIZES)
-
-
-def held_out(chemistry: np.ndarray, fraction: float) -> np.ndarray:
-    """bool: which chemistries belong to the held-out part of size `fraction`. Does not depend on any seed."""
+def is_held_out(chemistry: np.ndarray, fraction: float) -> np.ndarray:
+    """Whether chemistries belong to the held-out part of size `fraction`. Does not depend on any seed."""
     return unit(mix(mix(chemistry.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))) < fraction
 
 
 def draw_chemistries(draws: Draws, stream: int, episodes: np.ndarray, *, holdout: float, test: bool) -> np.ndarray:
-    """Chemistries of `episodes` (m,), of one side of the split: the number of constraints is uniform over 0 .. 3, then
-    the graph among those with as many, and all else is uniform.
+    """Draw the chemistries of `episodes` (m,), of one side of the split: the number of constraints is uniform over 0 ..
+    3, then the graph among those with as many, and all else is uniform.
     """
     chosen = np.full(len(episodes), -1)
     pending = np.arange(len(episodes))
@@ -145,9 +127,9 @@ def draw_chemistries(draws: Draws, stream: int, episodes: np.ndarray, *, holdout
         constraints = (u[..., 0] * 4).astype(np.int64)
         low, high = _FIRST[constraints], _FIRST[constraints + 1]
         graph = low + (u[..., 1] * (high - low)).astype(np.int64)
-        rest = [(u[..., 2 + i] * size).astype(np.int64) for i, size in enumerate(_SIZES[1:])]
-        candidates = np.ravel_multi_index((graph, *rest), _SIZES)
-        good = held_out(candidates, holdout) == test if holdout else np.ones(candidates.shape, dtype=bool)
+        rest = [(u[..., 2 + i] * size).astype(np.int64) for i, size in enumerate(SIZES[1:])]
+        candidates = np.ravel_multi_index((graph, *rest), SIZES)
+        good = is_held_out(candidates, holdout) == test if holdout else np.ones(candidates.shape, dtype=bool)
         found = good.any(axis=1)
         chosen[pending[found]] = candidates[found, good.argmax(axis=1)[found]]
         pending = pending[~found]
@@ -155,16 +137,16 @@ def draw_chemistries(draws: Draws, stream: int, episodes: np.ndarray, *, holdout
     return chosen
 
 
-def name_of(chemistry: int) -> str:
-    """E.g. `graph=../+./.- stones=+-+ turn=2 potions=201+-+`: rules of each axis about the two others in their order,
-    signs, number of the rotation, latent axes in the order of their colours and their signs.
+def name_chemistry(chemistry: int) -> str:
+    """Name a chemistry, e.g. `graph=../+./.- stones=+-+ turn=2 potions=201+-+`: rules of each axis about the two others
+    in their order, signs, number of the rotation, latent axes in the order of their colours and their signs.
     """
-    graph, signs, turn, potion_map = np.unravel_index(chemistry, _SIZES)
+    graph, signs, turn, potion_map = np.unravel_index(chemistry, SIZES)
     return f"graph={_GRAPHS[graph]} stones={_SIGNS[signs]} turn={turn} potions={_POTION_MAPS[potion_map]}"
 
 
-def by_name(name: str) -> int:
-    """The chemistry that `name_of` calls so. ValueError where there is none."""
+def find_chemistry(name: str) -> int:
+    """Find the chemistry that `name_chemistry` calls so. ValueError where there is none."""
     given = dict(part.split("=", 1) for part in name.split(" "))
     spelled = (
         ("graph", _GRAPHS),
@@ -172,15 +154,10 @@ def by_name(name: str) -> int:
         ("turn", [str(turn) for turn in range(len(ROTATIONS))]),
         ("potions", _POTION_MAPS),
     )
-    return int(np.ravel_multi_index([names.index(given.get(key, "")) for key, names in spelled], _SIZES))
+    return int(np.ravel_multi_index([names.index(given.get(key, "")) for key, names in spelled], SIZES))
 
 
-def _spelled(rules: np.ndarray) -> str:
-    return "/".join("".join(".+-"[rules[i, j]] for j in range(3) if j != i) for i in range(3))
-
-
-_SIZES = (len(RULES), len(SIGNS), len(ROTATIONS), _NUM_POTION_MAPS)
-_GRAPHS = [_spelled(rules) for rules in RULES]
+_GRAPHS = ["/".join("".join(".+-"[rules[i, j]] for j in range(3) if j != i) for i in range(3)) for rules in RULES]
 _SIGNS = ["".join("-+"[value > 0] for value in signs) for signs in SIGNS.tolist()]
 _POTION_MAPS = ["".join(map(str, order)) + signs for order in ORDERS.tolist() for signs in _SIGNS]
 
@@ -211,9 +188,22 @@ class Alchemy(NativeEnv):
     the trial), `trial`.
     """
 
+    Settings = _AlchemySettings
+
     def __init__(self, name: str, settings: _AlchemySettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings, self._test = settings, split == "test"
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(
+                observation={"obs": Box(shape=(5 * _NUM_STONES + 2 * _NUM_POTIONS,))},
+                action=Discrete(n=NUM_ACTIONS + s.end_trial),
+            ),
+            horizon=s.trials * s.trial_steps,
+            num_attempts=s.trials,
+            about=f"{s.trials} trials of {s.trial_steps} steps with three stones, twelve potions, one hidden chemistry",
+            split=f"{s.holdout:.0%} of the chemistries are held out" if s.holdout else "all chemistries on both sides",
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
         self.chemistry, self.graph, self.clock, self.trial = np.zeros((4, num_envs), dtype=np.int64)
         self.stones = np.zeros((num_envs, _NUM_STONES), dtype=np.int64)
         self.potions = np.zeros((num_envs, _NUM_POTIONS), dtype=np.int64)
@@ -228,24 +218,24 @@ class Alchemy(NativeEnv):
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
         drawn = draw_chemistries(self.draws, _CHEMISTRY, episodes, holdout=self.settings.holdout, test=self._test)
         self.clock[indices] = self.trial[indices] = 0
-        self._know(indices, drawn)
+        self._set_chemistry(indices, drawn)
         self._restock(indices, episodes)
 
-    def _know(self, indices: np.ndarray, drawn: np.ndarray) -> None:
+    def _set_chemistry(self, indices: np.ndarray, drawn: np.ndarray) -> None:
         self.chemistry[indices] = drawn
-        self.graph[indices], signs, turn, potion_map = parts_of(drawn)
+        self.graph[indices], signs, turn, potion_map = np.unravel_index(drawn, SIZES)
         self._stone_looks[indices] = STONE_LOOKS[signs, turn]
         self._potion_looks[indices] = _POTION_LOOKS[potion_map]
 
     def _restock(self, indices: np.ndarray, episodes: np.ndarray) -> None:
-        """New items for the trials that the actors are in."""
+        """Draw new items for the trials that the actors are in."""
         for items, stream, kinds in ((self.stones, STONES, _GONE), (self.potions, POTIONS, EMPTY)):
             count = items.shape[1]
             counter = self.trial[indices, None] * count + np.arange(count)
             items[indices] = self.draws.integers(episodes[:, None], stream, kinds, counter)
 
     def _assign(self, actor: int, task: str) -> None:
-        self._know(np.array([actor]), np.array([by_name(task)]))
+        self._set_chemistry(np.array([actor]), np.array([find_chemistry(task)]))
 
     def _observe(self) -> dict[str, np.ndarray]:
         row = self._row[:, None]
@@ -284,18 +274,16 @@ class Alchemy(NativeEnv):
             success=self._nobody,
         )
 
-    def _scene(self, actor: int) -> _Bench:
+    def _scene(self, actor: int) -> _Laboratory:
         looks = self._potion_looks[actor, self.potions[actor]]
         colors = [-1 if gone else round(3 * (float(shown) + 1)) for shown, gone in looks]
-        return _Bench(stones=self.stones[actor].tolist(), potions=colors)
+        return _Laboratory(stones=self.stones[actor].tolist(), potions=colors)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        return [name_of(number) for number in self.chemistry[indices].tolist()]
+        return [name_chemistry(number) for number in self.chemistry[indices].tolist()]
 
     def expert(self) -> np.ndarray:
-        """By one who knows the chemistry: a potion that brings a stone nearer to the best, while there is one; then
-        the stones that pay.
-        """
+        """Use a potion that brings a stone nearer to the best, while there is one; then the stones that pay."""
         graph = self.graph[:, None, None]
         after = MOVES[graph, self.stones[:, :, None], self.potions[:, None, :]]
         nearer = _STEPS_TO_BEST[graph, after] < _STEPS_TO_BEST[graph, self.stones[:, :, None]]
@@ -311,7 +299,7 @@ _COLORS = {"red": RED, "green": GREEN, "amber": AMBER, "gold": GOLD, "pink": PIN
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bench:
+class _Laboratory:
     """The scene of one laboratory: its stones by vertex, with what each would pay, and the colours of its potions (-1:
     used up).
     """
@@ -349,24 +337,3 @@ class _Bench:
         potions = [names[color] if color >= 0 else "-" for color in self.potions]
         rows = ["  ".join(f"{name:<5}" for name in potions[start : start + 6]).rstrip() for start in (0, 6)]
         return "\n".join(["stones   " + "   ".join(stones), "potions  " + rows[0], "         " + rows[1]])
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _AlchemySettings
-
-
-make = Alchemy
-
-
-def _spec(name: str, s: _AlchemySettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(
-            observation={"obs": Box(shape=(5 * _NUM_STONES + 2 * _NUM_POTIONS,))},
-            action=Discrete(n=NUM_ACTIONS + s.end_trial),
-        ),
-        horizon=s.trials * s.trial_steps,
-        num_attempts=s.trials,
-        about=f"{s.trials} trials of {s.trial_steps} steps with three stones, twelve potions, one hidden chemistry",
-        split=f"{s.holdout:.0%} of the chemistries are held out" if s.holdout else "all chemistries on both sides",
-    )

@@ -16,16 +16,16 @@ from ale_py import Action, roms
 from ale_py.vector_env import AtariVectorEnv
 from pydantic import Field
 
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, Score, StepResult, unknown_task
+from pipelines.envs.env import EnvSpec, EpisodeEnv, Score, StepResult, unknown_task
 from pipelines.envs.suites.reference_scores import ATARI
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
 from pipelines.nearest import did_you_mean
 
-PREFIX, MULTI = "atari-", "atari-multi"
-SEED, GAME, _ORDER = range(3)  # purposes of random draws
+PREFIX = "atari-"
+GAME, _ORDER = 1, 2  # purposes of random draws
+_SAME_GAMES = "the same games, separate seeds"
 UP, RIGHT, LEFT, DOWN, FIRE = range(5)  # bits of a multi-binary action
 # The 57 games of Mnih et al. (2015) and Bellemare et al. (2013) on which agents are usually compared.
 _USUAL = """
@@ -37,6 +37,11 @@ _USUAL = """
     wizard_of_wor yars_revenge zaxxon
 """
 _ATARI57 = tuple(_USUAL.split())
+# The joystick's positions by up, right, left, down, fire, of which opposite ones cancel: (2, 2, 2, 2, 2) int32.
+_POSITIONS = np.zeros((2,) * 5, dtype=np.int32)
+for _bits in np.ndindex(_POSITIONS.shape):
+    _position = ("DOWN", "", "UP")[1 + _bits[UP] - _bits[DOWN]] + ("LEFT", "", "RIGHT")[1 + _bits[RIGHT] - _bits[LEFT]]
+    _POSITIONS[_bits] = Action.__members__[_position + ("FIRE" if _bits[FIRE] else "") or "NOOP"].value
 
 
 class AtariSettings(ProtocolSettings):
@@ -93,48 +98,52 @@ class _Slot:
     fresh: bool = True
 
 
-class Atari(Env):
+class Atari(EpisodeEnv):
     """N actors. One game: one vector environment for all; several games: one for each actor, replaced when its game
     changes.
     """
 
+    Settings: ClassVar[type[AtariSettings]] = AtariSettings
+
     def __init__(self, name: str, settings: AtariSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
         s = self.settings = settings
-        self._draws, self._test = Draws(seed, split, name), split == "test"
-        self.games, about = _games(name, s, split)
-        self._playing, self._named = self.games, False
+        self.games, about, splits = self._choose_games(name, split)
+        self._playing = self.games
         self._is_multi = isinstance(s, _AtariMultiSettings)
+        image = Box(shape=(s.size, s.size, s.stack * (3 if s.color else 1)), dtype="uint8")
+        actions: dict[str, Space] = {
+            "discrete": Discrete(n=len(Action.__members__)),
+            "multi-binary": MultiBinary(n=5),
+            "continuous": Box(shape=(3,), low=(0.0, -np.pi, 0.0), high=(1.0, np.pi, 1.0)),
+        }
         self.spec = EnvSpec(
             name=name,
-            spaces=Spaces(observation={"obs": _image(s)}, action=_action(s)),
+            spaces=Spaces(observation={"obs": image}, action=actions[s.actions]),
             horizon=s.horizon,
             about=about,
-            split=_split(s),
+            split=splits,
             score=None if s.clip_rewards or s.life_ends_episode else Score(name="human_normalized", bounds=ATARI),
         )
-        self._codes = _joystick() if s.actions == "multi-binary" else None
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
         self._slots: list[_Slot | None] = [None] * (num_envs if self._is_multi else 1)
         self._lives = np.zeros(num_envs, dtype=np.int64)
         self._columns: np.ndarray | None = None
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        seeds = 2 * self._draws.integers(episodes, SEED, 2**30) + self._test
+        indices, episodes = self._advance(mask)
+        seeds = self._draw_seeds(episodes)
         shown = np.empty((self.num_envs, *self.spec.spaces.observation["obs"].shape), dtype=np.uint8)
         if self._columns is not None:
             shown[:] = self._columns
         if not self._is_multi:
-            only = self._slots[0] = self._slots[0] or self._slot(self.games[0], np.arange(self.num_envs))
+            only = self._slots[0] = self._slots[0] or self._make_slot(self.games[0], np.arange(self.num_envs))
             self._reset_slot(only, indices, seeds, shown)
         else:
-            for actor, game, own in zip(indices, self._games_of(episodes), seeds, strict=True):
+            for actor, place, own in zip(indices, self._choose(episodes, GAME, len(self._playing)), seeds, strict=True):
+                game = self._playing[place]
                 slot = self._slots[actor]
                 if slot is None or slot.game != game:
-                    slot = self._slots[actor] = self._slot(game, np.array([actor]))
+                    slot = self._slots[actor] = self._make_slot(game, np.array([actor]))
                 self._reset_slot(slot, np.array([0]), np.array([own]), shown)
         self._columns = shown
         return {"obs": shown}
@@ -183,7 +192,7 @@ class Atari(Env):
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """The game."""
+        """Name the game."""
         return [slot.game for slot in (self._slots[i if self._is_multi else 0] for i in indices) if slot is not None]
 
     def play_only(self, tasks: Sequence[str]) -> None:
@@ -194,20 +203,21 @@ class Atari(Env):
                     self.spec.name,
                     hint=f"its tasks are games: {', '.join(self.games[:8])}{', ...' if len(self.games) > 8 else ''}",
                 )
-        self._playing, self._named = tuple(tasks), True
+        self._playing, self._in_turn = tuple(tasks), True
 
     def play_evenly(self) -> None:
-        self._playing, self._named = self._draws.shuffle(self.games, _ORDER), True
+        self._playing, self._in_turn = self.draws.shuffle(self.games, _ORDER), True
 
     def close(self) -> None:
         self._slots = [None] * len(self._slots)
 
-    def _games_of(self, episodes: np.ndarray) -> list[str]:
-        count = len(self._playing)
-        chosen = episodes % count if self._named else self._draws.integers(episodes, GAME, count)
-        return [self._playing[i] for i in chosen.tolist()]
+    def _choose_games(self, name: str, split: str) -> tuple[tuple[str, ...], str, str]:
+        """Choose the games that may be played; a few words about them, and about the split."""
+        game = _find_game(name.removeprefix(PREFIX))
+        about = f"{game.replace('_', ' ').title()} of the Atari 2600, its own score (ALE is under GPL-2.0)"
+        return (game,), about, _SAME_GAMES
 
-    def _slot(self, game: str, actors: np.ndarray) -> _Slot:
+    def _make_slot(self, game: str, actors: np.ndarray) -> _Slot:
         s = self.settings
         env = AtariVectorEnv(
             game,
@@ -242,38 +252,36 @@ class Atari(Env):
 
     def _decode(self, actions: np.ndarray) -> np.ndarray:
         """The system's actions -> the emulator's: numbers of joystick positions, or (N, 3) radius, angle, fire."""
-        if self._codes is not None:
-            return self._codes[tuple(np.asarray(actions).T.astype(np.int64))]
+        if self.settings.actions == "multi-binary":
+            return _POSITIONS[tuple(np.asarray(actions).T.astype(np.int64))]
         if self.settings.actions == "continuous":
             radius, angle, fire = np.asarray(actions, dtype=np.float32).T
             return np.stack([(radius + 1) / 2, angle * np.float32(np.pi), (fire + 1) / 2], axis=1)
         return np.asarray(actions, dtype=np.int32)
 
 
-def settings_model(name: str) -> type[AtariSettings]:
-    return _AtariMultiSettings if name == MULTI else AtariSettings
+class AtariMulti(Atari):
+    """N actors in several games."""
+
+    Settings = _AtariMultiSettings
+
+    def _choose_games(self, name: str, split: str) -> tuple[tuple[str, ...], str, str]:
+        s = self.settings
+        assert isinstance(s, _AtariMultiSettings)
+        train, test = tuple(map(_find_game, s.games)), tuple(map(_find_game, s.test_games))
+        both = sorted({*train} & {*test})
+        if both:
+            raise UsageError(
+                f"environment '{name}': games both of training and of test: {', '.join(both)}",
+                hint="leave env.test_games empty to test the games of training with other seeds",
+            )
+        games, splits = test if test and split == "test" else train, _SAME_GAMES
+        if test:
+            splits = f"{len(train)} games to train on, {len(test)} others to test"
+        return games, f"{len(games)} games of the Atari 2600, one in each episode (ALE is under GPL-2.0)", splits
 
 
-make = Atari
-
-
-def _games(name: str, settings: AtariSettings, split: str) -> tuple[tuple[str, ...], str]:
-    """The games that may be played, and a few words about them."""
-    if not isinstance(settings, _AtariMultiSettings):
-        game = _known(name.removeprefix(PREFIX))
-        return (game,), f"{game.replace('_', ' ').title()} of the Atari 2600, its own score (ALE is under GPL-2.0)"
-    train, test = tuple(map(_known, settings.games)), tuple(map(_known, settings.test_games))
-    both = sorted({*train} & {*test})
-    if both:
-        raise UsageError(
-            f"environment '{name}': games both of training and of test: {', '.join(both)}",
-            hint="leave env.test_games empty to test the games of training with other seeds",
-        )
-    games = test if test and split == "test" else train
-    return games, f"{len(games)} games of the Atari 2600, one in each episode (ALE is under GPL-2.0)"
-
-
-def _known(game: str) -> str:
+def _find_game(game: str) -> str:
     known = roms.get_all_rom_ids()
     game = game.replace("-", "_")
     if game not in known:
@@ -281,32 +289,3 @@ def _known(game: str) -> str:
         hint = did_you_mean(game, known, otherwise=some)
         raise UsageError(f"there is no Atari game '{game}'", hint=hint)
     return game
-
-
-def _image(s: AtariSettings) -> Box:
-    return Box(shape=(s.size, s.size, s.stack * (3 if s.color else 1)), dtype="uint8")
-
-
-def _action(s: AtariSettings) -> Space:
-    if s.actions == "multi-binary":
-        return MultiBinary(n=5)
-    if s.actions == "continuous":
-        return Box(shape=(3,), low=(0.0, -np.pi, 0.0), high=(1.0, np.pi, 1.0))
-    return Discrete(n=len(Action.__members__))
-
-
-def _split(s: AtariSettings) -> str:
-    if isinstance(s, _AtariMultiSettings) and s.test_games:
-        return f"{len(s.games)} games to train on, {len(s.test_games)} others to test"
-    return "the same games, separate seeds"
-
-
-def _joystick() -> np.ndarray:
-    """(2, 2, 2, 2, 2) int32: the joystick's position by up, right, left, down, fire."""
-    codes = np.zeros((2,) * 5, dtype=np.int32)
-    for bits in np.ndindex(codes.shape):
-        vertical = ("DOWN", "", "UP")[1 + bits[UP] - bits[DOWN]]
-        horizontal = ("LEFT", "", "RIGHT")[1 + bits[RIGHT] - bits[LEFT]]
-        position = vertical + horizontal + ("FIRE" if bits[FIRE] else "")
-        codes[bits] = Action.__members__[position or "NOOP"].value
-    return codes

@@ -35,13 +35,23 @@ class _BanditSettings(SettingsModel):
 class Bandit(NativeEnv):
     """N bandits. State: `means` (N, arms) in millionths, `time`, `pulls` (N, arms) so far."""
 
+    Settings = _BanditSettings
+
     def __init__(self, name: str, settings: _BanditSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings = settings
-        self.means = np.zeros((num_envs, settings.arms), dtype=np.int64)
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=s.arms)),
+            horizon=s.steps,
+            about=f"{s.arms} arms with hidden means and {s.rewards} rewards, {s.steps} pulls",
+            split="separate draws of the means, from one distribution",
+            random_return=s.steps * (_PARTS - 1) / 2 / _PARTS,
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
+        self.means = np.zeros((num_envs, s.arms), dtype=np.int64)
         self.time = np.zeros(num_envs, dtype=np.int64)
         self._row = np.arange(num_envs)
-        self.pulls = np.zeros((num_envs, settings.arms), dtype=np.int64)
+        self.pulls = np.zeros((num_envs, s.arms), dtype=np.int64)
         self._latest = np.full(num_envs, -1)  # arm
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
@@ -126,21 +136,3 @@ class _Arms:
             f"{marks[arm]} arm {arm:<3} mean {mean:.2f} {'#' * round(20 * mean):<20} {pulls} pulls"
             for arm, (mean, pulls) in enumerate(zip(self.means.tolist(), self.pulls.tolist(), strict=True))
         )
-
-
-def settings_model(name: str) -> type[_BanditSettings]:
-    return _BanditSettings
-
-
-make = Bandit
-
-
-def _spec(name: str, s: _BanditSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=s.arms)),
-        horizon=s.steps,
-        about=f"{s.arms} arms with hidden means and {s.rewards} rewards, {s.steps} pulls",
-        split="separate draws of the means, from one distribution",
-        random_return=s.steps * (_PARTS - 1) / 2 / _PARTS,
-    )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pipelines.errors import InputMissing
@@ -25,14 +23,15 @@ _HEADING = ("title", "intro")  # keys of a suite that are for the documentation 
 class Entry:
     """One environment, or a pattern of many, whose `name` ends in capitals (`dmc:DOMAIN-TASK`).
 
-    `module` is one of `envs.suites`. `extra`: the optional dependency that brings the modules `requires`; `conflict`:
+    `suite_class` is `MODULE:CLASS` of `envs.suites`: an `Env` or a `TaskEnv`, or a class that has `Settings` and `make`
+    as they do. `extra`: the optional dependency that brings the modules `requires`; `conflict`:
     which extras it does not go with, and why. The other fields are prose; of `observation`, `action` and `split` the
     part before the first colon is the short form (see `brief`).
     """
 
     name: str
     suite: str
-    module: str
+    suite_class: str
     about: str
     observation: str = ""
     action: str = ""
@@ -66,18 +65,19 @@ class Entry:
             return name.startswith(self.prefix) and len(name) > len(self.prefix)
         return name == self.name
 
-    def load(self, name: str) -> ModuleType:
-        """Import the suite's module to make environment `name`. InputMissing where its extra is not installed."""
+    def load(self, name: str) -> Any:
+        """Import the class that makes environment `name`. InputMissing where its extra is not installed."""
         if not self.installed:
             raise InputMissing(
                 f"environment '{name}' needs the extra '{self.extra}'",
                 hint=f'pip install "amago[{self.extra}]"' + (f" ({self.conflict})" if self.conflict else ""),
             )
-        return importlib.import_module(f"pipelines.envs.suites.{self.module}")
+        module, _, attribute = self.suite_class.partition(":")
+        return getattr(importlib.import_module(f"pipelines.envs.suites.{module}"), attribute)
 
 
 def brief(text: str) -> str:
-    """Return the short form of a field: what comes before its first colon.
+    """Shorten a field to the part before its first colon.
 
     >>> brief("5 choices: stay, down, up, right, left")
     '5 choices'
@@ -87,23 +87,24 @@ def brief(text: str) -> str:
 
 @cache
 def suites() -> list[dict[str, Any]]:
-    """Return the catalogue as it is written: a table for each suite, with its environments."""
+    """Read the catalogue as it is written: a table for each suite, with its environments."""
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))["suite"]
 
 
-def _entries() -> Iterator[Entry]:
+def read_entries() -> tuple[Entry, ...]:
+    """Make the entries of all suites. The lines of prose become one, a list a tuple; notes stay as they are."""
+    found = []
     for suite in suites():
         shared = {key: value for key, value in suite.items() if key not in ("environment", *_HEADING)}
         for own in suite["environment"]:
             fields = {**shared, **own, "suite": suite["name"]}
-            yield Entry(**{key: value if key == "notes" else _joined(value) for key, value in fields.items()})
-
-
-def _joined(value: str | list[str]) -> Any:
-    """Lines of prose as one; a list as a tuple."""
-    return " ".join(value.split()) if isinstance(value, str) else tuple(value)
+            for key, value in fields.items():
+                if key != "notes":
+                    fields[key] = " ".join(value.split()) if isinstance(value, str) else tuple(value)
+            found.append(Entry(**fields))
+    return tuple(found)
 
 
 # The first that matches a name makes it, so exact names come before the prefixes that they share.
-ENTRIES: tuple[Entry, ...] = tuple(_entries())
+ENTRIES = read_entries()
 USER_ENTRY = next(entry for entry in ENTRIES if entry.name == USER)

@@ -78,16 +78,21 @@ class _Game(crafter.Env):  # type: ignore[misc, unused-ignore]  # untyped where 
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each achievement was had in this episode."""
+        """How often this episode had each achievement."""
         return self._player.achievements
 
 
 class Crafter(TaskEnv):
     """One world an episode. A task is named by its world's number and, if any, its goals: `17: eat cow, wake up`."""
 
+    Settings = CrafterSettings
     about = "Survive in an unseen world of resources and monsters, or follow instructions there"
     splits = "worlds (and instructions) of separate seeds"
     action_space = gymnasium.spaces.Discrete(ACTIONS)
+
+    @classmethod
+    def make(cls, name: str, settings: CrafterSettings, *, num_envs: int, seed: int, split: str) -> Env:
+        return GymnasiumEnv(name, lambda: cls(settings), num_envs=num_envs, seed=seed, split=split)
 
     def __init__(self, settings: CrafterSettings) -> None:
         s = self.settings = settings
@@ -95,9 +100,9 @@ class Crafter(TaskEnv):
         self.achievements = () if s.goals else words.ACHIEVEMENTS
         picture = gymnasium.spaces.Box(0, 255, (s.size, s.size, 3), np.uint8)
         parts: dict[str, gymnasium.Space[Any]] = {"image": picture}
-        if s.goals:
-            parts["achieved"] = _words(words.ACHIEVED_GOALS)
-            parts["goals"] = _words(s.goals)
+        for part, count in (("achieved", words.ACHIEVED_GOALS), ("goals", s.goals)) if s.goals else ():
+            shape = (count, words.WORDS_PER_GOAL)
+            parts[part] = gymnasium.spaces.Box(0, len(words.WORDS) - 1, shape, np.uint8)
         if s.show_achievements:
             parts["achievements"] = gymnasium.spaces.MultiBinary(len(words.ACHIEVEMENTS))
         self._is_plain = len(parts) == 1
@@ -109,10 +114,10 @@ class Crafter(TaskEnv):
         super().reset(seed=seed)
         s = self.settings
         world = int(self.np_random.integers(2**31)) if seed is None else seed
-        goals = words.draw(self.np_random, least=s.least_goals, most=s.goals, travel=s.travel) if s.goals else ()
+        goals = words.draw_goals(self.np_random, least=s.least_goals, most=s.goals, travel=s.travel) if s.goals else ()
         if self._named is not None:
             world, goals = self._named
-        asked = [words.text(goal) for goal in goals]
+        asked = [words.spell(goal) for goal in goals]
         self.task = f"{world}: {', '.join(asked)}" if asked else str(world)
         self.goal_text, self.outcome = ", then ".join(asked), NOTHING
         self._progress = words.GoalProgress(goals)
@@ -127,11 +132,11 @@ class Crafter(TaskEnv):
         picture, reward, _, info = self._game.step(action)
         self._time += 1
         counts = self._game.counts
-        events = tuple(words.goal(name) for name, count in counts.items() if count > self._counts[name])
+        events = tuple(words.parse_goal(name) for name, count in counts.items() if count > self._counts[name])
         self._counts = dict(counts)
         dead, solved = info["discount"] == 0, False
         if self.settings.goals:
-            reward = float(self._progress.advance((words.square(self._game.position), *events)))
+            reward = float(self._progress.advance((words.find_square(self._game.position), *events)))
             solved = self._progress.is_done
         terminated = dead or solved
         truncated = self._time >= self.settings.max_steps and not terminated
@@ -143,9 +148,9 @@ class Crafter(TaskEnv):
         return [self._counts[name] > 0 for name in self.achievements]
 
     def play(self, task: str) -> None:
-        """`WORLD` or `WORLD: GOAL, GOAL`."""
+        """Play `WORLD` or `WORLD: GOAL, GOAL`."""
         world, _, goals = task.partition(":")
-        asked = tuple(words.goal(text) for text in goals.split(",")) if goals.strip() else ()
+        asked = tuple(words.parse_goal(text) for text in goals.split(",")) if goals.strip() else ()
         if not 0 <= int(world) < 2**32:
             raise ValueError(f"worlds have numbers from 0 to 2^32 - 1, not {world}")
         if bool(asked) != bool(self.settings.goals) or len(asked) > self.settings.goals:
@@ -158,21 +163,9 @@ class Crafter(TaskEnv):
         assert self._game is not None
         observed: dict[str, np.ndarray] = {"image": picture}
         if self.settings.goals:
-            here = words.square(self._game.position)
-            observed["achieved"] = words.rows((here, *events), words.ACHIEVED_GOALS)
-            observed["goals"] = words.rows(self._progress.shown, self.settings.goals)
+            here = words.find_square(self._game.position)
+            observed["achieved"] = words.as_rows((here, *events), words.ACHIEVED_GOALS)
+            observed["goals"] = words.as_rows(self._progress.shown, self.settings.goals)
         if self.settings.show_achievements:
             observed["achievements"] = np.array([self._counts[name] > 0 for name in words.ACHIEVEMENTS], dtype=np.int8)
         return observed
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return CrafterSettings
-
-
-def make(name: str, settings: CrafterSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    return GymnasiumEnv(name, lambda: Crafter(settings), num_envs=num_envs, seed=seed, split=split)
-
-
-def _words(goals: int) -> gymnasium.spaces.Box:
-    return gymnasium.spaces.Box(0, len(words.WORDS) - 1, (goals, words.WORDS_PER_GOAL), np.uint8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.envs.goals import GoalSequenceRule, same
+from pipelines.envs.goals import GoalSequenceRule, is_same
 
 WORDS_PER_GOAL, ACHIEVED_GOALS, BLOCK, WORLD = 3, 3, 5, 64
 CORNERS = tuple(str(metre) for metre in range(0, WORLD, BLOCK))
@@ -30,15 +30,10 @@ NONE = (0,) * WORDS_PER_GOAL
 Goal = tuple[int, ...]
 
 
-def _same_words(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """(..., 3), (..., 3) -> (...) bool."""
-    return same(achieved, goal)
+GOAL_RULE = GoalSequenceRule(reached=is_same, done=0.0)
 
 
-GOAL_RULE = GoalSequenceRule(reached=_same_words, done=0.0)
-
-
-def goal(text: str) -> Goal:
+def parse_goal(text: str) -> Goal:
     """Return the numbers of a goal's words. ValueError if it is not a goal."""
     words = text.replace("_", " ").split()
     place = len(words) == 3 and words[0] == _TRAVEL and words[1] in CORNERS and words[2] in CORNERS
@@ -47,30 +42,30 @@ def goal(text: str) -> Goal:
     return tuple(NUMBER[word] for word in words) + (0,) * (WORDS_PER_GOAL - len(words))
 
 
-def text(numbers: Goal) -> str:
-    """A goal in words."""
+def spell(numbers: Goal) -> str:
+    """Write a goal in words."""
     return " ".join(WORDS[number] for number in numbers if number)
 
 
-def square(position: np.ndarray) -> Goal:
-    """Return the square that `position` (2,), in metres, is in."""
+def find_square(position: np.ndarray) -> Goal:
+    """Find the square that `position` (2,), in metres, is in."""
     x, y = (str(int(metre) // BLOCK * BLOCK) for metre in position)
-    return goal(f"{_TRAVEL} {x} {y}")
+    return parse_goal(f"{_TRAVEL} {x} {y}")
 
 
-def draw(rng: np.random.Generator, *, least: int, most: int, travel: float) -> tuple[Goal, ...]:
-    """From `least` to `most` goals; each is a place with chance `travel`, else an achievement, all equally likely."""
+def draw_goals(rng: np.random.Generator, *, least: int, most: int, travel: float) -> tuple[Goal, ...]:
+    """Draw from `least` to `most` goals, each a place with chance `travel`, else one of the achievements."""
     goals = []
     for _ in range(rng.integers(least, most + 1)):
         if rng.random() < travel:
-            goals.append(square(rng.integers(WORLD, size=2)))
+            goals.append(find_square(rng.integers(WORLD, size=2)))
         else:
-            goals.append(goal(ACHIEVEMENTS[rng.integers(len(ACHIEVEMENTS))]))
+            goals.append(parse_goal(ACHIEVEMENTS[rng.integers(len(ACHIEVEMENTS))]))
     return tuple(goals)
 
 
-def rows(goals: tuple[Goal, ...], count: int) -> np.ndarray:
-    """(count, 3) uint8: the goals, a row each, then zeros."""
+def as_rows(goals: tuple[Goal, ...], count: int) -> np.ndarray:
+    """Write the goals as (count, 3) uint8, a row each, then zeros."""
     numbers = np.zeros((count, WORDS_PER_GOAL), dtype=np.uint8)
     numbers[: len(goals)] = np.reshape(goals, (-1, WORDS_PER_GOAL))
     return numbers
@@ -88,11 +83,11 @@ class GoalProgress:
 
     @property
     def shown(self) -> tuple[Goal, ...]:
-        """With zeros in the place of what is finished."""
+        """The goals, with zeros in the place of those that are finished."""
         return (NONE,) * self.finished + self.goals[self.finished :]
 
     def advance(self, achieved: tuple[Goal, ...]) -> bool:
-        """Whether the goal whose turn it is was among the `achieved`, and is therefore finished now."""
+        """Finish the goal whose turn it is if it is among the `achieved`; return whether it was."""
         if self.is_done or self.goals[self.finished] not in achieved:
             return False
         self.finished += 1

@@ -18,7 +18,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
-from pipelines.envs.scenes import GridScene, rows_of
+from pipelines.envs.scenes import GridScene, split_rows
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -41,12 +41,23 @@ class _DarkKeyDoorSettings(SettingsModel):
     """Give the five actions another meaning in every task."""
 
 
-class _DarkKeyDoor(NativeEnv):
+class DarkKeyDoor(NativeEnv):
     """N rooms. State: `cell` (x * size + y), `has_key`, `clock` (steps in the attempt), `over`, `time`."""
 
+    Settings = _DarkKeyDoorSettings
+
     def __init__(self, name: str, settings: _DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings = settings
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": Box(shape=(8 if s.light else 4,))}, action=Discrete(n=len(MOVES))),
+            horizon=s.horizon,
+            num_attempts=None,
+            has_success=True,
+            about=f"{'light' if s.light else 'dark'} {s.size}x{s.size} room, doors opened in {s.horizon} steps",
+            split="separate random tasks, of one distribution",
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
         self._moves = transitions(settings.size, MOVES)
         self._coordinates = coordinates(settings.size)
         self.start, self.key, self.door, self.cell, self.clock, self.time = np.zeros((6, num_envs), dtype=np.int64)
@@ -119,8 +130,8 @@ class _DarkKeyDoor(NativeEnv):
         if not has_key:
             cells[self.key[actor]] = "K"
         row, column = divmod(int(self.cell[actor]), size)
-        carries, note = ("small key", "has the key") if has_key else ("", "")
-        return GridScene(rows=rows_of(cells, size), agent=(row, column), carries=carries, note=note)
+        carries, note = ("small_key", "has the key") if has_key else ("", "")
+        return GridScene(rows=split_rows(cells, size), agent=(row, column), carries=carries, note=note)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Cells as x,y; the order of the moves where it is shuffled."""
@@ -138,22 +149,3 @@ class _DarkKeyDoor(NativeEnv):
         steps = distances(np.zeros((self.num_envs, self.settings.size**2), dtype=bool), target, self._moves)
         wanted = steps[self._row, self._moves[:, self.cell]].argmin(axis=0)
         return (self.meaning == wanted[:, None]).argmax(axis=1).astype(np.int32)
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _DarkKeyDoorSettings
-
-
-make = _DarkKeyDoor
-
-
-def _spec(name: str, s: _DarkKeyDoorSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(8 if s.light else 4,))}, action=Discrete(n=len(MOVES))),
-        horizon=s.horizon,
-        num_attempts=None,
-        has_success=True,
-        about=f"{'light' if s.light else 'dark'} {s.size}x{s.size} room, doors opened in {s.horizon} steps",
-        split="separate random tasks, of one distribution",
-    )

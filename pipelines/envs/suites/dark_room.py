@@ -14,7 +14,7 @@ from pydantic import Field
 from pipelines.envs.draws import mix, unit
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import AttemptsEnv
-from pipelines.envs.scenes import GridScene, rows_of
+from pipelines.envs.scenes import GridScene, split_rows
 from pipelines.envs.suites.grid import coordinates, transitions
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
@@ -22,6 +22,7 @@ from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
 GOAL = 0  # purpose of the only random draw
+_MOST_CELLS = 20 * 20  # of rooms whose random play is computed, in well under a second
 
 
 class DarkRoomSettings(ProtocolSettings):
@@ -50,12 +51,25 @@ class DarkRoomSettings(ProtocolSettings):
 class DarkRoom(AttemptsEnv):
     """N rooms. State: `goal` and `cell` (x * size + y), `found` (the goal was reached in this attempt)."""
 
+    Settings = DarkRoomSettings
+
     def __init__(self, name: str, settings: DarkRoomSettings, *, num_envs: int, seed: int, split: str) -> None:
-        spec, s = _spec(name, settings, split), settings
+        s = self.settings = settings
+        chance, paid = random_play(s, split) if s.size**2 <= _MOST_CELLS else (None, None)
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=len(MOVES))),
+            horizon=s.attempts * s.attempt_steps,
+            num_attempts=s.attempts,
+            has_success=True,
+            about=f"{s.size}x{s.size} room, {s.attempts} attempts of {s.attempt_steps} steps at one hidden cell",
+            split=f"{s.holdout:.0%} of the goal cells are held out" if s.holdout else "all goal cells on both sides",
+            random_success=None if chance is None else (chance,) * s.attempts,
+            random_return=None if paid is None else paid * s.attempts,
+        )
         super().__init__(
             spec, attempts=s.attempts, attempt_steps=s.attempt_steps, num_envs=num_envs, seed=seed, split=split
         )
-        self.settings = settings
         self._moves = transitions(settings.size, MOVES)
         self._coordinates = coordinates(settings.size)
         self._goals = goal_cells(settings, split)
@@ -95,7 +109,7 @@ class DarkRoom(AttemptsEnv):
         cells[self.settings.start_cell] = "S"
         cells[self.goal[actor]] = "G"
         row, column = divmod(int(self.cell[actor]), size)
-        return GridScene(rows=rows_of(cells, size), agent=(row, column))
+        return GridScene(rows=split_rows(cells, size), agent=(row, column))
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """The goal's cell."""
@@ -110,7 +124,7 @@ class DarkRoom(AttemptsEnv):
 
 
 def goal_cells(s: DarkRoomSettings, split: str) -> np.ndarray:
-    """The cells that may be the goal on one side of the split. UsageError where there is none."""
+    """Choose the cells that may be the goal on one side of the split. UsageError where there is none."""
     cells = np.delete(np.arange(s.size**2), s.start_cell)
     if s.holdout:
         test = unit(mix(cells.astype(np.uint64) + np.uint64(1))) < s.holdout
@@ -122,7 +136,7 @@ def goal_cells(s: DarkRoomSettings, split: str) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def random_play(s: DarkRoomSettings, split: str) -> tuple[float, float]:
-    """Exact chance that an attempt of uniformly random actions finds the goal, and its expected return."""
+    """Compute the exact chance that an attempt of uniformly random actions finds the goal, and its expected return."""
     goals, moves = goal_cells(s, split), transitions(s.size, MOVES)
     cells = s.size**2
     step = np.zeros((cells, cells))
@@ -137,28 +151,3 @@ def random_play(s: DarkRoomSettings, split: str) -> tuple[float, float]:
         paid += float(where[row, goals].mean())
     chance = 1.0 - float(unfound.sum(axis=1).mean())
     return chance, chance if s.sparse else paid
-
-
-def settings_model(name: str) -> type[DarkRoomSettings]:
-    return DarkRoomSettings
-
-
-make = DarkRoom
-
-
-_MOST_CELLS = 20 * 20  # of rooms whose random play is computed, in well under a second
-
-
-def _spec(name: str, s: DarkRoomSettings, split: str) -> EnvSpec:
-    chance, paid = random_play(s, split) if s.size**2 <= _MOST_CELLS else (None, None)
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=len(MOVES))),
-        horizon=s.attempts * s.attempt_steps,
-        num_attempts=s.attempts,
-        has_success=True,
-        about=f"{s.size}x{s.size} room, {s.attempts} attempts of {s.attempt_steps} steps at one hidden cell",
-        split=f"{s.holdout:.0%} of the goal cells are held out" if s.holdout else "all goal cells on both sides",
-        random_success=None if chance is None else (chance,) * s.attempts,
-        random_return=None if paid is None else paid * s.attempts,
-    )

@@ -15,9 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.suites.suite import refuse_from, release
+from pipelines.envs.suites.suite import read_release, refuse_from
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
@@ -33,25 +32,21 @@ class _DmControlSettings(SettingsModel):
     """Truncate episodes here as well."""
 
 
-def names() -> list[str]:
-    """Every DOMAIN-TASK that the installed dm_control brings."""
-    _choose_renderer()
+def list_names() -> list[str]:
+    """List every DOMAIN-TASK that the installed dm_control brings.
+
+    It can render without a display only if that is chosen before it is imported: it takes GLFW if nobody chooses, which
+    aborts the process where there is no display, at the first reset of tasks that upload a terrain, whether or not
+    anybody wants pictures.
+    """
+    if sys.platform == "linux" and not any(os.environ.get(n) for n in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
+        os.environ["MUJOCO_GL"] = "egl" if ctypes.util.find_library("EGL") else "disabled"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is no display, and none is needed
         import shimmy
 
     gymnasium.register_envs(shimmy)
     return [found[1] for found in map(_ID.fullmatch, gymnasium.registry) if found and found[1] != "compatibility-env"]
-
-
-def _choose_renderer() -> None:
-    """Let dm_control render without a display, before it is imported.
-
-    It takes GLFW if nobody chooses, which aborts the process where there is no display: at the first reset of tasks
-    that upload a terrain, whether or not anybody wants pictures.
-    """
-    if sys.platform == "linux" and not any(os.environ.get(n) for n in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
-        os.environ["MUJOCO_GL"] = "egl" if ctypes.util.find_library("EGL") else "disabled"
 
 
 class _WithIn1d:
@@ -63,26 +58,24 @@ class _WithIn1d:
         return getattr(np, name)
 
 
-def settings_model(name: str) -> type[SettingsModel]:
-    return _DmControlSettings
+class DmControl(GymnasiumEnv):
+    """N actors in one task, each in an environment of shimmy."""
 
+    Settings = _DmControlSettings
 
-def make(name: str, settings: _DmControlSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    if release("dm-control") < (2, 0):
-        refuse_from("mujoco", (4, 0), name=name, why="dm_control reads fields that it no longer has")
-    task = name.removeprefix(PREFIX)
-    known = names()
-    if task not in known:
-        hint = did_you_mean(task, known, prefix=PREFIX, cutoff=0.75, otherwise=f"known: {', '.join(known)}")
-        raise UsageError(f"unknown environment '{name}'", hint=hint)
-    if task.startswith("quadruped-") and not hasattr(np, "in1d"):
-        importlib.import_module("dm_control.suite.quadruped").np = _WithIn1d()  # type: ignore[attr-defined]
-    in_suite = "-" in task
-    limit = settings.max_episode_steps
+    def __init__(self, name: str, settings: _DmControlSettings, *, num_envs: int, seed: int, split: str) -> None:
+        if read_release("dm-control") < (2, 0):
+            refuse_from("mujoco", (4, 0), name=name, why="dm_control reads fields that it no longer has")
+        task, known, limit = name.removeprefix(PREFIX), list_names(), settings.max_episode_steps
+        if task not in known:
+            hint = did_you_mean(task, known, prefix=PREFIX, cutoff=0.75, otherwise=f"known: {', '.join(known)}")
+            raise UsageError(f"unknown environment '{name}'", hint=hint)
+        if task.startswith("quadruped-") and not hasattr(np, "in1d"):
+            importlib.import_module("dm_control.suite.quadruped").np = _WithIn1d()  # type: ignore[attr-defined]
 
-    def one() -> gymnasium.Env:
-        id, checks = f"dm_control/{task}-v0", {"disable_env_checker": True}
-        return gymnasium.make(id, render_mode="rgb_array", max_episode_steps=limit, **checks)
+        def make_one() -> gymnasium.Env:
+            id, checks = f"dm_control/{task}-v0", {"disable_env_checker": True}
+            return gymnasium.make(id, render_mode="rgb_array", max_episode_steps=limit, **checks)
 
-    horizon = min(limit or _SUITE_STEPS, _SUITE_STEPS) if in_suite else limit
-    return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)
+        horizon = min(limit or _SUITE_STEPS, _SUITE_STEPS) if "-" in task else limit
+        super().__init__(name, make_one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)

@@ -12,12 +12,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
-from pipelines.envs.scenes import ON_ICE, GridScene, rows_of
+from pipelines.envs.scenes import ON_ICE, GridScene, split_rows
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
+from pipelines.envs.suites.lake_maps import MapSource, list_split_maps, name_maps, parse_map
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -74,10 +73,8 @@ class FrozenLakeSettings(ProtocolSettings):
 
 @lru_cache(maxsize=16)
 def random_success(size: int, steps: int, holdout: float, split: str) -> float:
-    """Exact chance that uniformly random actions reach the goal within an attempt (sizes that are
-    enumerated).
-    """
-    holes, weight = maps_of_split(size, holdout, split)
+    """Compute the exact chance that random actions reach the goal within an attempt, for sizes that are enumerated."""
+    holes, weight = list_split_maps(size, holdout, split)
     chance = np.zeros(holes.shape)
     chance[:, 0] = 1.0
     arrived = np.zeros(len(holes))
@@ -99,10 +96,30 @@ class FrozenLake(NativeEnv):
     episode).
     """
 
+    Settings = FrozenLakeSettings
+
     def __init__(self, name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings, split), num_envs=num_envs, seed=seed, split=split)
         s = self.settings = settings
-        self.limit = s.attempt_steps
+        limit, plain = s.attempt_steps, not (s.hard or s.recover or s.slip)
+        chance = None
+        if plain and s.size <= 4:
+            chance = (random_success(s.size, limit, s.held_out, split),) * s.attempts
+        best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain else None
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=5)),
+            horizon=limit * s.attempts,
+            num_attempts=s.attempts,
+            has_success=True,
+            about=f"{s.size}x{s.size} lake, {s.attempts} attempts of {limit} steps at one unseen map",
+            split=f"{s.held_out:.0%} of the maps are held out" if s.held_out else "all maps on both sides",
+            random_success=chance,
+            random_return=sum(chance) if chance else None,
+            optimal_success=best,
+            optimal_return=sum(best) if best else None,
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
+        self.limit = limit
         self._moves = transitions(s.size, MOVES)
         self._coordinates = coordinates(s.size)
         self._maps = MapSource(s.size, self.draws, MAP, holdout=s.held_out, split=split)
@@ -129,7 +146,7 @@ class FrozenLake(NativeEnv):
 
     def _assign(self, actor: int, task: str) -> None:
         rows, _, order = task.partition(" ")
-        self.task_holes[actor] = holes_of(rows, self.settings.size)
+        self.task_holes[actor] = parse_map(rows, self.settings.size)
         if self.settings.hard:
             self.holes[actor] = self.task_holes[actor]
             self.swapped[actor] = order == "swapped"
@@ -197,17 +214,13 @@ class FrozenLake(NativeEnv):
         cells[self._goal] = "G"
         row, column = divmod(int(self.cell[actor]), size)
         note = "actions 1 and 3 are swapped" if self.swapped[actor] else ""
-        return GridScene(rows=rows_of(cells, size), agent=(row, column), tiles=ON_ICE, note=note)
+        return GridScene(rows=split_rows(cells, size), agent=(row, column), tiles=ON_ICE, note=note)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the map, `.` ice and `#` hole; ` swapped` where actions 1 and 3 are."""
-        size = self.settings.size
-        names = []
-        for i in indices:
-            line = "".join("#" if hole else "." for hole in self.task_holes[i].tolist())
-            rows = "/".join(line[start : start + size] for start in range(0, len(line), size))
-            names.append(f"{rows} swapped" if self.swapped[i] else rows)
-        return names
+        marks = np.where(self.task_holes[indices], ord("#"), ord(".")).astype(np.uint8)
+        named = zip(name_maps(marks, self.settings.size), self.swapped[indices].tolist(), strict=True)
+        return [f"{rows} swapped" if swapped else rows for rows, swapped in named]
 
     def expert(self) -> np.ndarray:
         """The first move of a shortest way to the goal, by one who sees the map (stay where there is
@@ -217,31 +230,3 @@ class FrozenLake(NativeEnv):
         ahead = steps[np.arange(self.num_envs), self._moves[:, self.cell]]
         actions = ahead.argmin(axis=0)
         return np.where(self.swapped, _SWAPPED[actions], actions).astype(np.int32)
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return FrozenLakeSettings
-
-
-make = FrozenLake
-
-
-def _spec(name: str, s: FrozenLakeSettings, split: str) -> EnvSpec:
-    limit, plain = s.attempt_steps, not (s.hard or s.recover or s.slip)
-    chance = None
-    if plain and s.size <= 4:
-        chance = (random_success(s.size, limit, s.held_out, split),) * s.attempts
-    best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain else None
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=5)),
-        horizon=limit * s.attempts,
-        num_attempts=s.attempts,
-        has_success=True,
-        about=f"{s.size}x{s.size} lake, {s.attempts} attempts of {limit} steps at one unseen map",
-        split=f"{s.held_out:.0%} of the maps are held out" if s.held_out else "all maps on both sides",
-        random_success=chance,
-        random_return=sum(chance) if chance else None,
-        optimal_success=best,
-        optimal_return=sum(best) if best else None,
-    )

@@ -11,23 +11,18 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
-from pipelines.envs.goals import GoalRule, same
+from pipelines.envs.goals import GoalRule, is_same
 from pipelines.envs.native import NativeEnv
-from pipelines.envs.scenes import ON_ICE, GridScene, rows_of
+from pipelines.envs.scenes import ON_ICE, GridScene, split_rows
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource, holes_of, names_of
+from pipelines.envs.suites.lake_maps import MapSource, name_maps, parse_map
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MAP, GOAL = range(2)  # purposes of random draws
 
 
-def same_cell(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-    """(..., 2), (..., 2) -> (...) bool. Both are the same float32 quotients, so equality is exact."""
-    return same(achieved, desired)
-
-
-GOAL_RULE = GoalRule(reached=same_cell)
+GOAL_RULE = GoalRule(reached=is_same)  # of float32 quotients, which are the same if the cells are
 
 
 class _GoalFrozenLakeSettings(SettingsModel):
@@ -45,17 +40,34 @@ class _GoalFrozenLakeSettings(SettingsModel):
         return self.size**2 if self.max_episode_steps is None else self.max_episode_steps
 
 
-class _GoalFrozenLake(NativeEnv):
+class GoalFrozenLake(NativeEnv):
     """N lakes. State: `holes` (N, cells), `goal`, `cell`, `time`."""
 
+    Settings = _GoalFrozenLakeSettings
+
     def __init__(self, name: str, settings: _GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings = settings
-        cells = settings.size**2
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(
+                observation={
+                    "obs.observation": Box(shape=(6,)),
+                    "obs.achieved_goal": Box(shape=(2,)),
+                    "obs.desired_goal": Box(shape=(2,)),
+                },
+                action=Discrete(n=len(MOVES)),
+            ),
+            horizon=s.episode_steps,
+            has_success=True,
+            about=f"{s.size}x{s.size} lake, {s.episode_steps} steps to a goal that is shown",
+            split=f"{s.holdout:.0%} of the maps are held out" if s.holdout else "all maps on both sides",
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
+        cells = s.size**2
         self._moves = transitions(settings.size, MOVES)
         self._bits = (self._moves[1:] != np.arange(cells)) * np.array([[1], [2], [4], [8]], dtype=np.uint8)
         self._coordinates = coordinates(settings.size)
-        self._shown = _observations(self._coordinates)
+        self._shown = _list_observations(self._coordinates)
         self._maps = MapSource(settings.size, self.draws, MAP, holdout=settings.holdout, split=split)
         self.holes = np.zeros((num_envs, cells), dtype=bool)
         self._near = np.zeros((num_envs, cells), dtype=np.uint8)  # bit k: move k + 1 from there leads into a hole
@@ -77,7 +89,7 @@ class _GoalFrozenLake(NativeEnv):
 
     def _assign(self, actor: int, task: str) -> None:
         self.goal[actor] = task.replace("/", "").index("G")
-        self._dig(np.array([actor]), holes_of(task.replace("G", "."), self.settings.size)[None])
+        self._dig(np.array([actor]), parse_map(task.replace("G", "."), self.settings.size)[None])
 
     def _observe(self) -> dict[str, np.ndarray]:
         near = self._near.take(self._first + self.cell)
@@ -108,13 +120,13 @@ class _GoalFrozenLake(NativeEnv):
         cells = np.where(self.holes[actor], "#", ".")
         cells[self.goal[actor]] = "G"
         row, column = divmod(int(self.cell[actor]), size)
-        return GridScene(rows=rows_of(cells, size), agent=(row, column), tiles=ON_ICE)
+        return GridScene(rows=split_rows(cells, size), agent=(row, column), tiles=ON_ICE)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the map, `.` ice and `#` hole and `G` the goal."""
         marks = np.where(self.holes[indices], ord("#"), ord(".")).astype(np.uint8)
         marks[np.arange(len(indices)), self.goal[indices]] = ord("G")
-        return names_of(marks, self.settings.size)
+        return name_maps(marks, self.settings.size)
 
     def expert(self) -> np.ndarray:
         """The first move of a shortest way to the goal, by one who sees the map."""
@@ -122,32 +134,7 @@ class _GoalFrozenLake(NativeEnv):
         return steps.take(self._first + self._moves[:, self.cell]).argmin(axis=0).astype(np.int32)
 
 
-def _observations(coordinates: np.ndarray) -> np.ndarray:
-    """(cells * 16, 6) float32: what is seen in cell c with holes near by the bits b, in row c * 16 + b."""
+def _list_observations(coordinates: np.ndarray) -> np.ndarray:
+    """List what is seen in cell c with holes near by the bits b, in row c * 16 + b: (cells * 16, 6) float32."""
     near = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1, count=4, bitorder="little")
     return np.hstack([np.repeat(coordinates, 16, axis=0), np.tile(near, (len(coordinates), 1))], dtype=np.float32)
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _GoalFrozenLakeSettings
-
-
-make = _GoalFrozenLake
-
-
-def _spec(name: str, s: _GoalFrozenLakeSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(
-            observation={
-                "obs.observation": Box(shape=(6,)),
-                "obs.achieved_goal": Box(shape=(2,)),
-                "obs.desired_goal": Box(shape=(2,)),
-            },
-            action=Discrete(n=len(MOVES)),
-        ),
-        horizon=s.episode_steps,
-        has_success=True,
-        about=f"{s.size}x{s.size} lake, {s.episode_steps} steps to a goal that is shown",
-        split=f"{s.holdout:.0%} of the maps are held out" if s.holdout else "all maps on both sides",
-    )

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 
 from pipelines import trust
 from pipelines.config.base import SettingsModel
-from pipelines.envs.constructor import Parameter, parameters, refuse_wrong
+from pipelines.envs.constructor import Parameter, list_parameters, refuse_wrong_parameters
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv, first_sentence
 from pipelines.envs.spec import MAX_LENGTH
@@ -58,148 +58,139 @@ class _GymnasiumSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
-def settings_model(name: str) -> type[SettingsModel]:
-    return _GymnasiumSettings
+class Gymnasium:
+    """Makes `gym:ID` and `module:attr`: a `GymnasiumEnv`, a `BatchedEnv`, or a class of our own interface."""
 
+    Settings = _GymnasiumSettings
 
-def make(
-    name: str,
-    settings: _GymnasiumSettings,
-    *,
-    num_envs: int,
-    seed: int,
-    split: str,
-    label: str | None = None,
-    drawn: bool = False,
-) -> Env:
-    """Make `gym:ID` or `module:attr`; subclasses of our own `Env` and VectorEnvs are made as a batch. `label` is the
-    environment's name, if not `name`; `drawn`: with a `render_mode`, if they take one."""
-    require_trust(name, settings.kwargs)
-    made = _registered if name.startswith(PREFIX) else _own
-    return made(name, label or name, settings, drawn, num_envs=num_envs, seed=seed, split=split)
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        settings: _GymnasiumSettings,
+        *,
+        num_envs: int,
+        seed: int,
+        split: str,
+        label: str | None = None,
+        drawn: bool = False,
+    ) -> Env:
+        """Make the actors. `label` is the environment's name, if not `name`; `drawn`: with a `render_mode`, if they
+        take one.
+        """
+        cls.require_trust(name, settings.kwargs)
+        make = cls._make_registered if name.startswith(PREFIX) else cls._make_own
+        return make(name, label or name, settings, drawn, num_envs=num_envs, seed=seed, split=split)
 
-
-def _registered(name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
-    extra, installed = requirement(name)
-    if not installed:
-        raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
-    limit = settings.max_episode_steps
-    kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
-    if limit is not None:
-        kwargs["max_episode_steps"] = limit
-    id = name.removeprefix(PREFIX)
-    if drawn and "render_mode" not in kwargs:
-        return _batch(label, lambda: _with_drawing(id, kwargs), settings, **which)
-    return _batch(label, lambda: gymnasium.make(id, **kwargs), settings, **which)
-
-
-def _with_drawing(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Make a registered environment in the first mode of drawing that it has, or in none."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
-    for mode in _MODES:
-        with contextlib.suppress(TypeError, AssertionError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a mode that it does not have
-            env = gymnasium.make(id, render_mode=mode, **kwargs)
-            if mode in env.metadata.get("render_modes", ()):
-                return env
-            env.close()
-    return gymnasium.make(id, **kwargs)
-
-
-def _own(name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
-    target, kwargs = OWN.get(name), settings.kwargs
-    if drawn and any(each.name == "render_mode" for each in parameters(target)):
-        modes = getattr(target, "metadata", {}).get("render_modes", ())
-        kwargs = {"render_mode": next((mode for mode in _MODES if mode in modes), None), **kwargs}
-    if settings.attempts is not None and (
-        _is_batch(target) or any(each.name == "attempts" for each in parameters(target))
-    ):
-        kwargs, settings = {**kwargs, "attempts": settings.attempts}, settings.model_copy(update={"attempts": None})
-    refuse_wrong(label, target, kwargs, without=_given_by_us(target))
-    if _is_batch(target):
-        env: Env = target(**which, **kwargs)
-        if label != name:
-            env.spec = replace(env.spec, name=label)
-        return env
-    if is_vector(target):
-        return _vector(label, target, kwargs, settings, **which)
-
-    def own() -> gymnasium.Env:
-        env = target(**kwargs)
-        if not isinstance(env, gymnasium.Env):
-            raise UsageError(f"environment '{name}' gives {type(env).__name__}, not a gymnasium.Env")
+    @classmethod
+    def _make_registered(cls, name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
+        extra, installed = cls.find_requirement(name)
+        if not installed:
+            raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
+        kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
         if settings.max_episode_steps is not None:
-            env = gymnasium.wrappers.TimeLimit(env, settings.max_episode_steps)
-        return env
+            kwargs["max_episode_steps"] = settings.max_episode_steps
+        id = name.removeprefix(PREFIX)
 
-    return _batch(label, own, settings, **which)
+        def make_one() -> gymnasium.Env:
+            if drawn and "render_mode" not in kwargs:
+                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
+                for mode in _MODES:
+                    with contextlib.suppress(TypeError, AssertionError), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # about a mode that it does not have
+                        env = gymnasium.make(id, render_mode=mode, **kwargs)
+                        if mode in env.metadata.get("render_modes", ()):
+                            return env
+                        env.close()
+            return gymnasium.make(id, **kwargs)
 
+        return _make_batch(label, make_one, settings, **which)
 
-def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: _GymnasiumSettings, **which: Any) -> Env:
-    for key in ("attempts", "max_episode_steps"):
-        if getattr(settings, key) is not None:
-            raise UsageError(f"env.{key}: a VectorEnv ends its episodes by itself", hint="give it to its constructor")
-    return BatchedEnv(
-        label,
-        lambda num_envs: target(num_envs=num_envs, **kwargs),
-        success_key=settings.success_key,
-        max_length=settings.max_length,
-        **which,
-    )
+    @classmethod
+    def _make_own(cls, name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
+        target, kwargs = OWN.get(name), settings.kwargs
+        known = {parameter.name for parameter in list_parameters(target)}
+        if drawn and "render_mode" in known:
+            modes = getattr(target, "metadata", {}).get("render_modes", ())
+            kwargs = {"render_mode": next((mode for mode in _MODES if mode in modes), None), **kwargs}
+        if settings.attempts is not None and (_is_our_env(target) or "attempts" in known):
+            kwargs, settings = {**kwargs, "attempts": settings.attempts}, settings.model_copy(update={"attempts": None})
+        refuse_wrong_parameters(label, target, kwargs, without=_list_given(target))
+        if _is_our_env(target):
+            env: Env = target(**which, **kwargs)
+            if label != name:
+                env.spec = replace(env.spec, name=label)
+            return env
+        if is_vector(target):
+            for key in ("attempts", "max_episode_steps"):
+                if getattr(settings, key) is not None:
+                    hint = "give it to its constructor"
+                    raise UsageError(f"env.{key}: a VectorEnv ends its episodes by itself", hint=hint)
+            return BatchedEnv(
+                label,
+                lambda num_envs: target(num_envs=num_envs, **kwargs),
+                success_key=settings.success_key,
+                max_length=settings.max_length,
+                **which,
+            )
 
+        def make_one() -> gymnasium.Env:
+            env = target(**kwargs)
+            if not isinstance(env, gymnasium.Env):
+                raise UsageError(f"environment '{name}' gives {type(env).__name__}, not a gymnasium.Env")
+            if settings.max_episode_steps is not None:
+                env = gymnasium.wrappers.TimeLimit(env, settings.max_episode_steps)
+            return env
 
-def constructor(name: str) -> list[Parameter]:
-    """Return the parameters that `module:attr` takes besides those of `_GymnasiumSettings`. Imports it."""
-    if name.startswith(PREFIX):
-        return []
-    OWN.require_trust(name)
-    target = OWN.get(name)
-    return parameters(target, without=_given_by_us(target))
+        return _make_batch(label, make_one, settings, **which)
 
-
-def _given_by_us(target: Any) -> tuple[str, ...]:
-    return ("num_envs", "seed", "split") if _is_batch(target) else ("num_envs",) if is_vector(target) else ()
-
-
-def requirement(name: str) -> tuple[str | None, bool]:
-    """Return the extra that `gym:ID` needs (None: none known), and whether it is installed."""
-    registered = gymnasium.registry.get(name.removeprefix(PREFIX))
-    made_by = registered.entry_point if registered is not None else None
-    for package, extra, module in _EXTRAS:
-        if isinstance(made_by, str) and made_by.startswith(package):
-            return extra, find_spec(module) is not None
-    return None, True
-
-
-def require_trust(name: str, params: Mapping[str, Any]) -> None:
-    """Raise InputMissing if making `name` would import a module whose name the user did not type: `module:attr`,
-    `gym:MODULE:ID`, or a parameter of that form, which gymnasium's wrappers of other libraries import."""
-    if not name.startswith(PREFIX):
+    @staticmethod
+    def list_parameters(name: str) -> list[Parameter]:
+        """List the parameters that `module:attr` takes besides those of `Settings`. Imports it."""
+        if name.startswith(PREFIX):
+            return []
         OWN.require_trust(name)
-        return
-    for text in (name, *(value for value in params.values() if isinstance(value, str))):
-        if ":" in text.removeprefix(PREFIX):
-            trust.require("environment", text)
+        target = OWN.get(name)
+        return list_parameters(target, without=_list_given(target))
+
+    @staticmethod
+    def find_requirement(name: str) -> tuple[str | None, bool]:
+        """Find the extra that `gym:ID` needs (None: none known), and whether it is installed."""
+        registered = gymnasium.registry.get(name.removeprefix(PREFIX))
+        made_by = registered.entry_point if registered is not None else None
+        for package, extra, module in _EXTRAS:
+            if isinstance(made_by, str) and made_by.startswith(package):
+                return extra, find_spec(module) is not None
+        return None, True
+
+    @staticmethod
+    def require_trust(name: str, params: Mapping[str, Any]) -> None:
+        """Raise InputMissing if making `name` would import a module whose name the user did not type: `module:attr`,
+        `gym:MODULE:ID`, or a parameter of that form, which gymnasium's wrappers of other libraries import."""
+        if not name.startswith(PREFIX):
+            OWN.require_trust(name)
+            return
+        for text in (name, *(value for value in params.values() if isinstance(value, str))):
+            if ":" in text.removeprefix(PREFIX):
+                trust.require("environment", text)
 
 
-def _is_batch(target: Any) -> bool:
-    """Whether `target` is a class of our own interface, all actors at once."""
+def _is_our_env(target: Any) -> bool:
     return isinstance(target, type) and issubclass(target, Env)
 
 
-def _batch(
-    name: str,
-    factory: Callable[[], gymnasium.Env],
-    settings: _GymnasiumSettings,
-    *,
-    num_envs: int,
-    seed: int,
-    split: str,
-) -> Env:
+def _list_given(target: Any) -> tuple[str, ...]:
+    """List the parameters of a constructor that we give ourselves."""
+    return ("num_envs", "seed", "split") if _is_our_env(target) else ("num_envs",) if is_vector(target) else ()
+
+
+def _make_batch(
+    name: str, make_one: Callable[[], gymnasium.Env], settings: _GymnasiumSettings, **which: Any
+) -> GymnasiumEnv:
     attempts = settings.attempts or 1
 
-    def several() -> gymnasium.Env:
-        env = factory()
+    def make_several() -> gymnasium.Env:
+        env = make_one()
         if isinstance(env, TaskEnv) and env.num_attempts != 1:
             raise UsageError(
                 f"environment '{name}' has {env.num_attempts or 'its own number of'} attempts of its own",
@@ -217,11 +208,9 @@ def _batch(
 
     return GymnasiumEnv(
         name,
-        factory if attempts == 1 else several,
-        num_envs=num_envs,
-        seed=seed,
-        split=split,
+        make_one if attempts == 1 else make_several,
         success_key=settings.success_key,
         horizon=settings.max_episode_steps,
         max_length=settings.max_length,
+        **which,
     )

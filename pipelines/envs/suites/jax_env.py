@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult, rows_not_finite
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
 
@@ -24,33 +23,27 @@ Tree = Any  # nested containers of arrays, as JAX passes them through
 
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
-def keys(seeds: jax.Array) -> jax.Array:
-    """(N,) seeds below 2^32 -> (N, 2) keys of JAX's random numbers."""
+def make_keys(seeds: jax.Array) -> jax.Array:
+    """Make keys of JAX's random numbers (N, 2) from seeds (N,) below 2^32."""
     return jax.vmap(jax.random.PRNGKey)(seeds)
 
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
-def folded(keys_N: jax.Array, counter: jax.Array) -> jax.Array:
-    """(N, 2) keys and (N,) counters -> (N, 2) other keys, one for each counter."""
+def fold_keys(keys_N: jax.Array, counter: jax.Array) -> jax.Array:
+    """Make other keys (N, 2) from keys (N, 2), one for each counter (N,)."""
     return jax.vmap(jax.random.fold_in)(keys_N, counter)
 
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
-def merged(mask: jax.Array, new: Tree, old: Tree) -> Tree:
-    """`new` for the actors in `mask` (N,), `old` for the others; leaves keep the type that they have in `old`."""
+def merge(mask: jax.Array, new: Tree, old: Tree) -> Tree:
+    """Take `new` for the actors in `mask` (N,), `old` for the others; leaves keep the type that they have in `old`."""
 
-    def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a.astype(b.dtype), b)
 
-    return jax.tree.map(chosen, new, old)
+    return jax.tree.map(choose, new, old)
 
 
-def as_numpy(array: jax.Array, dtype: str) -> np.ndarray:
-    """A copy of our own, of `dtype`."""
-    return np.array(array, dtype=dtype)
-
-
-SEED = 0  # purpose of a random draw
 _RESET_KEY = 0  # steps are counted from 1
 
 
@@ -74,7 +67,7 @@ class Interface(ABC):
         """Take one step: (observation, state, reward, terminated, truncated)."""
 
 
-class JaxEnv(Env):
+class JaxEnv(EpisodeEnv):
     """N actors in the environment's own state, one array each. `limit`: steps of an episode instead of the interface's
     own.
     """
@@ -90,10 +83,12 @@ class JaxEnv(Env):
         split: str,
         limit: int | None = None,
     ) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
         self.interface, self._limit = interface, limit or interface.limit
-        self._draws, self._test = Draws(seed, split, name), split == "test"
-        self._scale = _scale(interface.action)
+        self._scale: tuple[np.ndarray, np.ndarray] | None = None  # the lower bound of a Box, and half its width
+        if isinstance(space := interface.action, Box):
+            low, high = (np.asarray(bound, np.float32).reshape(space.shape) for bound in (space.low, space.high))
+            self._scale = low, (high - low) / 2
         self._counts = not interface.tells_truncation or limit is not None
         first = jax.eval_shape(interface.reset, jax.random.PRNGKey(0))
         action = jax.ShapeDtypeStruct(interface.action.shape, np.int32 if self._scale is None else np.float32)
@@ -101,7 +96,7 @@ class JaxEnv(Env):
         self._state_form = later[1]
         self.spec = EnvSpec(
             name=name,
-            spaces=Spaces(observation=_observed(first[0], interface.choices), action=interface.action),
+            spaces=Spaces(observation=_convert_form(first[0], interface.choices), action=interface.action),
             horizon=self._limit,
             about=about,
             split="separate keys of random numbers",
@@ -112,19 +107,17 @@ class JaxEnv(Env):
         self._time = np.zeros(num_envs, dtype=np.uint32)
         self._state: Tree = None
         self._columns: dict[str, np.ndarray] = {}
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
 
     def _reset_one(self, key: jax.Array) -> tuple[Tree, Tree]:
         observation, state = self.interface.reset(jax.random.fold_in(key, _RESET_KEY))
-        return observation, self._formed(state)
+        return observation, self._cast(state)
 
     def _step_one(self, key: jax.Array, state: Tree, action: jax.Array) -> tuple[Tree, Tree, Any, Any, Any]:
         observation, state, reward, terminated, truncated = self.interface.step(key, state, action)
-        return observation, self._formed(state), reward, terminated, truncated
+        return observation, self._cast(state), reward, terminated, truncated
 
-    def _formed(self, state: Tree) -> Tree:
-        """With the shapes and types that a state has after a step, so that a step is compiled once."""
+    def _cast(self, state: Tree) -> Tree:
+        """Give a state the shapes and types that it has after a step, so that a step is compiled once."""
 
         def cast(leaf: jax.Array, form: jax.ShapeDtypeStruct) -> jax.Array:
             if jax.dtypes.issubdtype(form.dtype, jax.dtypes.prng_key):
@@ -134,18 +127,17 @@ class JaxEnv(Env):
         return jax.tree.map(cast, state, self._state_form)
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
+        indices, episodes = self._advance(mask)
         seeds = np.zeros(self.num_envs, dtype=np.uint32)
-        seeds[indices] = 2 * self._draws.integers(episodes, SEED, 2**30) + self._test
+        seeds[indices] = self._draw_seeds(episodes)
         chosen = np.zeros(self.num_envs, dtype=bool)
         chosen[indices] = True
-        self._keys = merged(chosen, keys(seeds), jnp.asarray(self._keys))
+        self._keys = merge(chosen, make_keys(seeds), jnp.asarray(self._keys))
         self._time[indices] = 0
         observation, state = self._reset_all(self._keys)
         if self._state is None:
             self._require_batch(state)
-        self._state = state if self._state is None else merged(chosen, state, self._state)
+        self._state = state if self._state is None else merge(chosen, state, self._state)
         columns = self._read(observation)
         if self._columns:
             for name, column in columns.items():
@@ -154,7 +146,7 @@ class JaxEnv(Env):
         return columns
 
     def _require_batch(self, state: Tree) -> None:
-        """UsageError if some leaf is not one per actor: MuJoCo Warp, called from JAX, keeps some of its own."""
+        """Raise UsageError if some leaf is not one per actor: MuJoCo Warp, called from JAX, keeps some of its own."""
         if any(leaf.shape[:1] != (self.num_envs,) for leaf in jax.tree.leaves(state)):
             raise UsageError(
                 f"environment '{self.spec.name}' shares a part of its state between actors",
@@ -163,7 +155,7 @@ class JaxEnv(Env):
 
     def step(self, actions: np.ndarray) -> StepResult:
         self._time += 1
-        step_keys = folded(self._keys, self._time)
+        step_keys = fold_keys(self._keys, self._time)
         outcome = self._step_all(step_keys, self._state, self._decode(actions))
         observation, self._state, reward, terminated, truncated = outcome
         self._columns = self._read(observation)
@@ -176,7 +168,7 @@ class JaxEnv(Env):
             late |= timed_out & ~over
         return StepResult(
             observation=self._columns,
-            reward=as_numpy(reward, "float32").reshape(self.num_envs),
+            reward=np.array(reward, dtype=np.float32).reshape(self.num_envs),
             terminated=over,
             truncated=late,
             reset=self._nobody,
@@ -185,7 +177,6 @@ class JaxEnv(Env):
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """Each environment is one task."""
         return [self.spec.name] * len(indices)
 
     def play_only(self, tasks: Sequence[str]) -> None:
@@ -193,7 +184,6 @@ class JaxEnv(Env):
             super().play_only(tasks)
 
     def _decode(self, actions: np.ndarray) -> np.ndarray:
-        """The system's actions -> the environment's."""
         if self._scale is None:
             return np.asarray(actions, dtype=np.int32)
         low, half = self._scale
@@ -201,21 +191,20 @@ class JaxEnv(Env):
 
     def _read(self, observation: Tree) -> dict[str, np.ndarray]:
         columns = {}
-        for name, value in leaves(observation, OBSERVATION):
+        for name, value in list_leaves(observation, OBSERVATION):
             space = self.spec.spaces.observation[name]
-            column = columns[name] = as_numpy(value, space.dtype)
-            if space.dtype == "float32" and not np.isfinite(column).all():
-                actor = int(np.argwhere(~np.isfinite(column))[0][0])
+            column = columns[name] = np.array(value, dtype=space.dtype)
+            if space.dtype == "float32" and (bad := rows_not_finite(column)):
                 raise StageFailed(
-                    f"environment '{self.spec.name}': observation '{name}' of actor {actor} is not finite"
+                    f"environment '{self.spec.name}': observation '{name}' of actor {bad[0]} is not finite"
                 )
         return columns
 
 
-def _observed(form: Tree, choices: int | None) -> dict[str, Space]:
-    """Our spaces, from what `reset` really gives: not all declared shapes and types hold."""
+def _convert_form(form: Tree, choices: int | None) -> dict[str, Space]:
+    """Convert the result of `reset` to our spaces: not all declared shapes and types hold."""
     found: dict[str, Space] = {}
-    for name, leaf in leaves(form, OBSERVATION):
+    for name, leaf in list_leaves(form, OBSERVATION):
         if choices is not None and leaf.shape == ():
             found[name] = Discrete(n=choices)
             continue
@@ -225,16 +214,8 @@ def _observed(form: Tree, choices: int | None) -> dict[str, Space]:
     return found
 
 
-def _scale(space: Space) -> tuple[np.ndarray, np.ndarray] | None:
-    """The lower bound of a Box, and half its width; None for choices."""
-    if not isinstance(space, Box):
-        return None
-    low, high = (np.asarray(bound, np.float32).reshape(space.shape) for bound in (space.low, space.high))
-    return low, (high - low) / 2
-
-
-def leaves(observation: Tree, name: str) -> list[tuple[str, Any]]:
-    """Columns and their arrays, named as the system names the parts of a Dict or Tuple."""
+def list_leaves(observation: Tree, name: str) -> list[tuple[str, Any]]:
+    """List columns and their arrays, named as the system names the parts of a Dict or Tuple."""
     if isinstance(observation, Mapping):
         parts = list(observation.items())
     elif hasattr(observation, "_asdict"):  # a named tuple
@@ -245,4 +226,4 @@ def leaves(observation: Tree, name: str) -> list[tuple[str, Any]]:
         parts = [(field, getattr(observation, field)) for field in observation.__dataclass_fields__]
     else:
         return [(name, observation)]
-    return [leaf for key, value in parts for leaf in leaves(value, f"{name}.{key}")]
+    return [leaf for key, value in parts for leaf in list_leaves(value, f"{name}.{key}")]

@@ -8,6 +8,7 @@ TimeStep. Library functions that reset within a step are not called.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -33,11 +34,16 @@ class _Gymnax(Interface):
 
     def __init__(self, env: Any, params: Any, *, name: str) -> None:
         self.env, self.params, self.title = env, params, str(getattr(env, "name", type(env).__name__))
-        self.action = _acted(env.action_space(params), name)
+        self.action = _convert_action(env.action_space(params), name)
         self.limit = next((int(getattr(params, field)) for field in LIMITS if hasattr(params, field)), None)
-        self.tells_truncation = _tells_truncation(env, params)
+        # Environments written for older releases of gymnax inherit an `is_truncated` that reads fields which their own
+        # state does not have.
+        with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
+            if hasattr(env, "is_truncated"):
+                jax.eval_shape(env.is_truncated, jax.eval_shape(env.reset, jax.random.PRNGKey(0), params)[1], params)
+                self.tells_truncation = True
         seen = env.observation_space(params)
-        self.choices = int(seen.n) if _kind(seen) == "Discrete" else None
+        self.choices = int(seen.n) if type(seen).__name__ == "Discrete" else None
 
     def reset(self, key: jax.Array) -> tuple[Tree, Tree]:
         return self.env.reset(key, self.params)
@@ -92,7 +98,7 @@ class Jumanji(Interface):
 
     def __init__(self, env: Any, *, name: str) -> None:
         self.env, self.title = env, type(env).__name__
-        self.action = _specified(env.action_spec, name)
+        self.action = _convert_action(env.action_spec, name)
         limit = getattr(env, "time_limit", None)
         self.limit = int(limit) if isinstance(limit, int) else None
 
@@ -106,8 +112,8 @@ class Jumanji(Interface):
         return timestep.observation, state, jnp.sum(timestep.reward), timestep.last() & ended, timestep.last() & ~ended
 
 
-def _interface_of(made: Any, *, name: str) -> Interface:
-    """The interface of what a factory returned: an environment, or one and its parameters. UsageError for others."""
+def _find_interface(made: Any, *, name: str) -> Interface:
+    """Find the interface of a factory's result: an environment, or one and its parameters. UsageError for others."""
     env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if hasattr(type(env), "step_env"):
         return _Gymnax(env, env.default_params if params is None else params, name=name)
@@ -125,52 +131,25 @@ def _interface_of(made: Any, *, name: str) -> Interface:
     )
 
 
-def _tells_truncation(env: Any, params: Any) -> bool:
-    """Whether `is_truncated` can be asked: environments written for older releases of gymnax inherit one that reads
-    fields which their own state does not have.
+def _convert_action(space: Any, name: str) -> Space:
+    """Convert a space of gymnax or a specification of Jumanji by the name of its class: libraries bring classes of
+    their own under gymnax' names. UsageError for others.
     """
-    if not hasattr(env, "is_truncated"):
-        return False
-    try:
-        state = jax.eval_shape(env.reset, jax.random.PRNGKey(0), params)[1]
-        jax.eval_shape(env.is_truncated, state, params)
-    except (AttributeError, TypeError, NotImplementedError):
-        return False
-    return True
-
-
-def _kind(space: Any) -> str:
-    """Libraries bring classes of their own under gymnax' names."""
-    return type(space).__name__
-
-
-def _acted(space: Any, name: str) -> Space:
-    if _kind(space) == "Discrete":
+    kind = type(space).__name__
+    if kind == "Discrete":
         return Discrete(n=int(space.n))
-    if _kind(space) == "MultiDiscrete":  # Kinetix has one of its own
-        counts: Any = space.nvec if hasattr(space, "nvec") else space.number_of_dims_per_distribution
+    if kind == "DiscreteArray":
+        return Discrete(n=int(space.num_values))
+    if kind in ("MultiDiscrete", "MultiDiscreteArray"):
+        fields = ("num_values", "nvec", "number_of_dims_per_distribution")  # the last: Kinetix has one of its own
+        counts: Any = next(getattr(space, field) for field in fields if hasattr(space, field))
         return MultiDiscrete(nvec=tuple(int(n) for n in np.ravel(counts)))
-    if _kind(space) == "Box":
-        return _box(tuple(space.shape), space.low, space.high)
-    raise UsageError(f"environment '{name}': actions of a {_kind(space)} space are not supported")
-
-
-def _specified(spec: Any, name: str) -> Space:
-    if _kind(spec) == "DiscreteArray":
-        return Discrete(n=int(spec.num_values))
-    if _kind(spec) == "MultiDiscreteArray":
-        return MultiDiscrete(nvec=tuple(int(n) for n in np.ravel(spec.num_values)))
-    if _kind(spec) == "BoundedArray":
-        low, high = (
-            np.broadcast_to(np.asarray(bound, np.float64), spec.shape) for bound in (spec.minimum, spec.maximum)
-        )
-        return Box(shape=tuple(spec.shape), low=tuple(low.ravel().tolist()), high=tuple(high.ravel().tolist()))
-    raise UsageError(f"environment '{name}': actions of a {_kind(spec)} are not supported")
-
-
-def _box(shape: tuple[int, ...], low: Any, high: Any) -> Box:
-    bounds = [np.broadcast_to(np.asarray(bound, np.float64), shape).ravel().tolist() for bound in (low, high)]
-    return Box(shape=shape, low=tuple(bounds[0]), high=tuple(bounds[1]))
+    if kind in ("Box", "BoundedArray"):
+        ends = (space.low, space.high) if kind == "Box" else (space.minimum, space.maximum)
+        low, high = (np.broadcast_to(np.asarray(end, np.float64), space.shape).ravel().tolist() for end in ends)
+        return Box(shape=tuple(space.shape), low=tuple(low), high=tuple(high))
+    what = f"a {kind}" if kind.endswith("Array") else f"a {kind} space"
+    raise UsageError(f"environment '{name}': actions of {what} are not supported")
 
 
 PREFIX, _OWN_PREFIX = "gymnax:", "jax:"
@@ -188,69 +167,68 @@ class _GymnaxSettings(SettingsModel):
     """Arguments of the environment's constructor or factory, such as `maze_size`."""
 
 
-def settings_model(name: str) -> type[SettingsModel]:
-    return _GymnaxSettings
+class Gymnax(JaxEnv):
+    """N actors in one of gymnax' own environments."""
+
+    Settings = _GymnaxSettings
+
+    def __init__(self, name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> None:
+        import gymnax
+
+        wanted, known = name.removeprefix(PREFIX), gymnax.registered_envs
+        if wanted not in known:
+            hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
+            raise UsageError(f"gymnax has no environment '{wanted}'", hint=hint)
+        try:
+            env, params = gymnax.make(wanted, **settings.options)
+        except OSError as error:  # of the one that downloads data
+            raise InputMissing(
+                f"environment '{name}' cannot be made: {error}", hint="gymnax downloads its data then"
+            ) from error
+        except TypeError as error:
+            raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
+        changes = dict(settings.params)
+        if settings.max_episode_steps is not None:
+            changes["max_steps_in_episode"] = settings.max_episode_steps
+        interface = _Gymnax(env, _change(params, changes, name), name=name)
+        about = f"{env.name} of gymnax, compiled for all actors at once"
+        super().__init__(name, interface, about=about, num_envs=num_envs, seed=seed, split=split)
 
 
-def require_trust(name: str, params: Mapping[str, Any]) -> None:
-    """InputMissing if making `jax:MODULE:FACTORY` would import a module whose name the user did not type."""
-    if name.startswith(_OWN_PREFIX):
+class JaxFactory(JaxEnv):
+    """N actors in an environment that a factory makes."""
+
+    Settings = _GymnaxSettings
+
+    @staticmethod
+    def require_trust(name: str, params: Mapping[str, Any]) -> None:
+        """Raise InputMissing if making the environment would import a module whose name the user did not type."""
         _FACTORIES.require_trust(name.removeprefix(_OWN_PREFIX))
 
-
-def make(name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
-    if name.startswith(_OWN_PREFIX):
-        return _own(name, settings, num_envs=num_envs, seed=seed, split=split)
-    env, params = _registered(name, settings)
-    changes = dict(settings.params)
-    if settings.max_episode_steps is not None:
-        changes["max_steps_in_episode"] = settings.max_episode_steps
-    interface = _Gymnax(env, _changed(params, changes, name), name=name)
-    about = f"{env.name} of gymnax, compiled for all actors at once"
-    return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split)
-
-
-def _own(name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
-    target = name.removeprefix(_OWN_PREFIX)
-    if ":" not in target:
-        raise UsageError(f"environment '{name}' names no factory", hint="it is written jax:MODULE:FACTORY")
-    factory = _FACTORIES.get(target)
-    try:
-        made = factory(**settings.options)
-    except TypeError as error:
-        raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
-    interface, limit, changes = _interface_of(made, name=name), settings.max_episode_steps, dict(settings.params)
-    if isinstance(interface, _Gymnax):
-        fields = [field for field in LIMITS if hasattr(interface.params, field)]
-        if limit is not None and fields:
-            changes[fields[0]], limit = limit, None
-        if changes:
-            interface = _Gymnax(interface.env, _changed(interface.params, changes, name), name=name)
-    elif changes:
-        raise UsageError(f"environment '{name}' has no parameters to change", hint="leave env.params out")
-    about = f"{interface.title}, compiled for all actors at once"
-    return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split, limit=limit)
+    def __init__(self, name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> None:
+        target = name.removeprefix(_OWN_PREFIX)
+        if ":" not in target:
+            raise UsageError(f"environment '{name}' names no factory", hint="it is written jax:MODULE:FACTORY")
+        factory = _FACTORIES.get(target)
+        try:
+            made = factory(**settings.options)
+        except TypeError as error:
+            raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
+        interface, limit, changes = _find_interface(made, name=name), settings.max_episode_steps, dict(settings.params)
+        if isinstance(interface, _Gymnax):
+            fields = [field for field in LIMITS if hasattr(interface.params, field)]
+            if limit is not None and fields:
+                changes[fields[0]], limit = limit, None
+            if changes:
+                interface = _Gymnax(interface.env, _change(interface.params, changes, name), name=name)
+        elif changes:
+            raise UsageError(f"environment '{name}' has no parameters to change", hint="leave env.params out")
+        about = f"{interface.title}, compiled for all actors at once"
+        super().__init__(name, interface, about=about, num_envs=num_envs, seed=seed, split=split, limit=limit)
 
 
-def _registered(name: str, settings: _GymnaxSettings) -> tuple[Any, Any]:
-    import gymnax
-
-    wanted, known = name.removeprefix(PREFIX), gymnax.registered_envs
-    if wanted not in known:
-        hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
-        raise UsageError(f"gymnax has no environment '{wanted}'", hint=hint)
-    try:
-        return gymnax.make(wanted, **settings.options)
-    except OSError as error:  # of the one that downloads data
-        raise InputMissing(
-            f"environment '{name}' cannot be made: {error}", hint="gymnax downloads its data then"
-        ) from error
-    except TypeError as error:
-        raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
-
-
-def _changed(params: Any, changes: Mapping[str, Any], name: str) -> Any:
-    """Parameters with other values of some fields. UsageError for one that they lack."""
+def _change(params: Any, changes: Mapping[str, Any], name: str) -> Any:
+    """Replace some fields of parameters. UsageError for one that they lack."""
     fields = [field.name for field in dataclasses.fields(params)]
     for key in changes:
         if key not in fields:

@@ -22,14 +22,14 @@ _ENUMERATED_UP_TO = 4
 _CANDIDATES = 8  # maps drawn at a time and episode when sampling by rejection
 
 
-def reachable(holes: np.ndarray, size: int) -> np.ndarray:
-    """Cells (m, size * size) that can be reached from cell 0 by steps to the four neighbours around holes."""
+def find_reachable(holes: np.ndarray, size: int) -> np.ndarray:
+    """Find the cells (m, size * size) that can be reached from cell 0 by steps to the four neighbours around holes."""
     free = ~holes.reshape(-1, size, size)
     reach = np.zeros_like(free)
     reach[:, 0, 0] = True
     count = -1
-    while (grown := int(np.count_nonzero(reach))) != count:
-        count = grown
+    while (count_now := int(np.count_nonzero(reach))) != count:
+        count = count_now
         reach[:, 1:] |= reach[:, :-1] & free[:, 1:]
         reach[:, :-1] |= reach[:, 1:] & free[:, :-1]
         reach[:, :, 1:] |= reach[:, :, :-1] & free[:, :, 1:]
@@ -37,8 +37,8 @@ def reachable(holes: np.ndarray, size: int) -> np.ndarray:
     return reach.reshape(len(holes), -1)
 
 
-def held_out(holes: np.ndarray, fraction: float) -> np.ndarray:
-    """(m,) bool: which maps belong to the held-out part of size `fraction`."""
+def is_held_out(holes: np.ndarray, fraction: float) -> np.ndarray:
+    """Whether maps belong to the held-out part of size `fraction`, (m,) bool."""
     code = np.zeros(len(holes), dtype=np.uint64)
     for byte in np.packbits(holes, axis=1).T:
         code = mix(code * np.uint64(257) + byte.astype(np.uint64) + np.uint64(1))
@@ -46,25 +46,23 @@ def held_out(holes: np.ndarray, fraction: float) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def all_maps(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every solvable map and its probability (summing to 1), for sizes up to 4."""
+def list_maps(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """List every solvable map and its probability (summing to 1), for sizes up to 4."""
     inner = size * size - 2
     bits = (np.arange(2**inner)[:, None] >> np.arange(inner)) & 1
     holes = np.zeros((2**inner, size * size), dtype=bool)
     holes[:, 1:-1] = bits
-    holes = holes[reachable(holes, size)[:, -1]]
+    holes = holes[find_reachable(holes, size)[:, -1]]
     count = holes.sum(axis=1)
     weight = _HOLE_CHANCE**count * (1 - _HOLE_CHANCE) ** (inner - count)
     return holes, weight / weight.sum()
 
 
-def maps_of_split(size: int, holdout: float, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The enumerated maps of one side of the split and their probabilities. UsageError if that side is
-    empty.
-    """
-    holes, weight = all_maps(size)
+def list_split_maps(size: int, holdout: float, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """List the enumerated maps of one side of the split and their probabilities. UsageError if that side is empty."""
+    holes, weight = list_maps(size)
     if holdout:
-        chosen = held_out(holes, holdout) == (split == "test")
+        chosen = is_held_out(holes, holdout) == (split == "test")
         holes, weight = holes[chosen], weight[chosen]
     if not len(holes):
         raise UsageError(
@@ -74,8 +72,8 @@ def maps_of_split(size: int, holdout: float, split: str) -> tuple[np.ndarray, np
     return holes, weight / weight.sum()
 
 
-def holes_of(rows: str, size: int) -> np.ndarray:
-    """(size * size,) bool from rows of `.` and `#` between slashes. ValueError for a map of another size, or no map."""
+def parse_map(rows: str, size: int) -> np.ndarray:
+    """Parse rows of `.` and `#` between slashes: (size * size,) bool. ValueError for a map of another size, or none."""
     lines = rows.split("/")
     if len(lines) != size or any(len(line) != size or set(line) - set(".#") for line in lines):
         raise ValueError(f"'{rows}' is not a map of {size} x {size} cells")
@@ -85,8 +83,8 @@ def holes_of(rows: str, size: int) -> np.ndarray:
     return holes
 
 
-def names_of(marks: np.ndarray, size: int) -> list[str]:
-    """The rows of each map between slashes, as `holes_of` reads them, from their characters (m, size * size) uint8."""
+def name_maps(marks: np.ndarray, size: int) -> list[str]:
+    """Write the rows of each map between slashes, as `parse_map` reads them, from characters (m, size * size) uint8."""
     lines = np.full((len(marks), size, size + 1), ord("/"), dtype=np.uint8)
     lines[:, :, :size] = marks.reshape(-1, size, size)
     text, whole = lines.tobytes().decode("ascii"), size * (size + 1)
@@ -101,29 +99,30 @@ class MapSource:
         self._holdout, self._test = holdout, split == "test"
         self._maps: np.ndarray | None = None
         if size <= _ENUMERATED_UP_TO:
-            self._maps, weight = maps_of_split(size, holdout, split)
-            self._reachable = reachable(self._maps, size)
+            self._maps, weight = list_split_maps(size, holdout, split)
+            self._reachable = find_reachable(self._maps, size)
             self._cumulative = np.cumsum(weight)[:-1]
 
     def draw(self, episodes: np.ndarray) -> np.ndarray:
-        """The maps of `episodes` (m,): (m, size * size) bool."""
+        """Draw the maps of `episodes` (m,): (m, size * size) bool."""
         if self._maps is not None:
-            return self._maps[self._chosen(episodes)]
-        return self._by_rejection(episodes)
+            return self._maps[self._draw_rows(episodes)]
+        return self._reject(episodes)
 
     def draw_reachable(self, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The maps of `episodes`, and which of their cells can be reached from the first: (m, cells), (m, cells)."""
+        """Draw the maps of `episodes`, and which cells can be reached from the first: (m, cells), (m, cells)."""
         if self._maps is not None:
-            chosen = self._chosen(episodes)
+            chosen = self._draw_rows(episodes)
             return self._maps[chosen], self._reachable[chosen]
-        holes = self._by_rejection(episodes)
-        return holes, reachable(holes, self._size)
+        holes = self._reject(episodes)
+        return holes, find_reachable(holes, self._size)
 
-    def _chosen(self, episodes: np.ndarray) -> np.ndarray:
-        """Rows of the enumerated maps."""
+    def _draw_rows(self, episodes: np.ndarray) -> np.ndarray:
+        """Draw rows of the enumerated maps."""
         return np.searchsorted(self._cumulative, self._draws.uniform(episodes, self._stream), side="right")
 
-    def _by_rejection(self, episodes: np.ndarray) -> np.ndarray:
+    def _reject(self, episodes: np.ndarray) -> np.ndarray:
+        """Draw maps until one of each episode has a way and belongs to this side of the split."""
         cells = self._size**2
         chosen = np.zeros((len(episodes), cells), dtype=bool)
         pending = np.arange(len(episodes))
@@ -133,9 +132,9 @@ class MapSource:
             u = self._draws.uniform(episodes[pending, None], self._stream, counter)
             holes = (u < _HOLE_CHANCE).reshape(-1, cells)
             holes[:, [0, -1]] = False
-            good = reachable(holes, self._size)[:, -1]
+            good = find_reachable(holes, self._size)[:, -1]
             if self._holdout:
-                good &= held_out(holes, self._holdout) == self._test
+                good &= is_held_out(holes, self._holdout) == self._test
             good = good.reshape(-1, _CANDIDATES)
             found = good.any(axis=1)
             pick = np.flatnonzero(found) * _CANDIDATES + good.argmax(axis=1)[found]

@@ -17,15 +17,13 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import EnvSpec, StepResult
-from pipelines.envs.goals import GoalSequenceRule
+from pipelines.envs.goals import GoalSequenceRule, is_same
 from pipelines.envs.native import NativeEnv
-from pipelines.envs.scenes import GridScene, rows_of
-from pipelines.envs.suites.goal_frozen_lake import same_cell
+from pipelines.envs.scenes import GridScene, split_rows
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import held_out
+from pipelines.envs.suites.lake_maps import is_held_out, name_maps
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, Spaces
@@ -36,28 +34,20 @@ _MAX_CANDIDATES = 400
 _NUMBERS = "123456789+"  # of goals in drawings
 
 
-def seeds_of(side: int) -> int:
-    return int(_DENSITY * (side // 2) ** 2)
-
-
-def tries_of(side: int) -> int:
-    return int(_COMPLEXITY * 5 * (side + side))
-
-
-def start_of(side: int) -> int:
-    """The cell where everyone starts; cells are numbered row * side + column."""
+def find_start(side: int) -> int:
+    """Find the cell where everyone starts; cells are numbered row * side + column."""
     return (side - 2) * side + side // 2
 
 
-def fewest_free(side: int) -> int:
-    """Cells that are free in every maze, whatever has grown, but for the start."""
+def count_free(side: int) -> int:
+    """Count the cells that are free in every maze, whatever has grown, but for the start."""
     return 4 * (side - 2) - 6 + (side - 5) // 2 * (side // 2) - 1
 
 
 @lru_cache(maxsize=8)
-def _neighbours(side: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each cell with even coordinates: how many cells two steps away are in the maze, and which (west, east, north,
-    south; the rest of the four repeat the first).
+def _find_neighbours(side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find, for each cell with even coordinates, how many cells two steps away are in the maze, and which: west, east,
+    north, south; the rest of the four repeat the first.
     """
     count, cells = np.zeros(side * side, dtype=np.int64), np.zeros((side * side, 4), dtype=np.int64)
     for row in range(0, side, 2):
@@ -69,10 +59,10 @@ def _neighbours(side: int) -> tuple[np.ndarray, np.ndarray]:
     return count, cells
 
 
-def grown(draws: Draws, stream: int, episodes: np.ndarray, candidates: np.ndarray, side: int) -> np.ndarray:
-    """(m, side * side) bool, True at walls: candidate number `candidates` (m,) of each of `episodes` (m,)."""
-    count, neighbours = _neighbours(side)
-    seeds, tries = seeds_of(side), tries_of(side)
+def grow(draws: Draws, stream: int, episodes: np.ndarray, candidates: np.ndarray, side: int) -> np.ndarray:
+    """Grow candidate number `candidates` (m,) of each of `episodes` (m,): (m, side * side) bool, True at walls."""
+    count, neighbours = _find_neighbours(side)
+    seeds, tries = int(_DENSITY * (side // 2) ** 2), int(_COMPLEXITY * 5 * (side + side))
     board = np.zeros((side, side), dtype=bool)
     board[[0, -1]] = board[:, [0, -1]] = True
     walls = np.tile(board.reshape(-1), (len(episodes), 1))
@@ -102,8 +92,8 @@ def grown(draws: Draws, stream: int, episodes: np.ndarray, candidates: np.ndarra
     return walls
 
 
-def _free_runs(walls: np.ndarray, side: int) -> np.ndarray:
-    """(m, side * side, 4) uint8: free cells to the west, north, east and south of each cell."""
+def _count_runs(walls: np.ndarray, side: int) -> np.ndarray:
+    """Count the free cells to the west, north, east and south of each cell: (m, side * side, 4) uint8."""
     free = ~walls.reshape(-1, side, side)
     runs = np.zeros((*free.shape, 4), dtype=np.uint8)
     for i in range(1, side):
@@ -116,7 +106,7 @@ def _free_runs(walls: np.ndarray, side: int) -> np.ndarray:
 
 
 class _MazeSource:
-    """The mazes of episodes, of one side of the split; made ahead, for they are cheaper by the hundred."""
+    """The mazes of episodes, of one side of the split. They are made ahead, since mazes are cheaper by the hundred."""
 
     def __init__(self, side: int, draws: Draws, stream: int, *, holdout: float, split: str) -> None:
         self._side, self._draws, self._stream = side, draws, stream
@@ -126,7 +116,7 @@ class _MazeSource:
         self._ready: dict[int, np.ndarray] = {}
 
     def draw(self, episodes: np.ndarray, upcoming: np.ndarray, stride: int) -> np.ndarray:
-        """Return (m, side * side) bool. `upcoming` (N,) are the episodes that all actors play next; an actor plays
+        """Draw (m, side * side) bool. `upcoming` (N,) are the episodes that all actors play next; an actor plays
         every `stride`-th.
         """
         if any(episode not in self._ready for episode in episodes.tolist()):
@@ -134,10 +124,10 @@ class _MazeSource:
             wanted = np.union1d(episodes, upcoming[:, None] + stride * np.arange(further)).tolist()
             self._ready = {episode: self._ready[episode] for episode in wanted if episode in self._ready}
             missing = [episode for episode in wanted if episode not in self._ready]
-            self._ready |= zip(missing, self._made(np.array(missing)), strict=True)
+            self._ready |= zip(missing, self._make(np.array(missing)), strict=True)
         return np.stack([self._ready.pop(episode) for episode in episodes.tolist()])
 
-    def _made(self, episodes: np.ndarray) -> np.ndarray:
+    def _make(self, episodes: np.ndarray) -> np.ndarray:
         chosen = np.zeros((len(episodes), self._side**2), dtype=bool)
         pending, first, n = np.arange(len(episodes)), 0, self._at_a_time
         while len(pending):
@@ -147,10 +137,10 @@ class _MazeSource:
                     hint="choose another holdout, or 0 for none",
                 )
             numbers = np.tile(first + np.arange(n), len(pending))
-            walls = grown(self._draws, self._stream, np.repeat(episodes[pending], n), numbers, self._side)
+            walls = grow(self._draws, self._stream, np.repeat(episodes[pending], n), numbers, self._side)
             good = np.ones(len(walls), dtype=bool)
             if self._holdout:
-                good = held_out(walls, self._holdout) == self._test
+                good = is_held_out(walls, self._holdout) == self._test
             by_episode = good.reshape(-1, n)
             found = by_episode.any(axis=1)
             chosen[pending[found]] = walls[np.flatnonzero(found) * n + by_episode.argmax(axis=1)[found]]
@@ -161,7 +151,7 @@ class _MazeSource:
 
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
 MAZE, GOALS, ORDER = range(3)  # purposes of random draws
-GOAL_RULE = GoalSequenceRule(reached=same_cell)
+GOAL_RULE = GoalSequenceRule(reached=is_same)  # of float32 quotients, which are the same if the cells are
 
 
 class _MazeRunnerSettings(ProtocolSettings):
@@ -182,8 +172,8 @@ class _MazeRunnerSettings(ProtocolSettings):
 
     @model_validator(mode="after")
     def _have_room(self) -> _MazeRunnerSettings:
-        if self.goals > fewest_free(self.side):
-            raise ValueError(f"goals can be at most {fewest_free(self.side)} in a maze of size {self.side}")
+        if self.goals > count_free(self.side):
+            raise ValueError(f"goals can be at most {count_free(self.side)} in a maze of size {self.side}")
         return self
 
     @property
@@ -194,9 +184,27 @@ class _MazeRunnerSettings(ProtocolSettings):
 class MazeRunner(NativeEnv):
     """N mazes. State: `walls` (N, cells), `goals` (N, k) cells, `reached` (N,) goals so far, `cell`, `time`."""
 
+    Settings = _MazeRunnerSettings
+
     def __init__(self, name: str, settings: _MazeRunnerSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings, self.side = settings, settings.side
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(
+                observation={
+                    "obs.observation": Box(shape=(7,)),
+                    "obs.achieved": Box(shape=(1, 2)),
+                    "obs.goals": Box(shape=(s.goals, 2)),
+                },
+                action=Discrete(n=len(MOVES)),
+            ),
+            horizon=s.max_episode_steps,
+            has_success=True,
+            about=f"{s.side}x{s.side} maze, {s.goals} goals in order within {s.max_episode_steps} steps",
+            split=f"{s.holdout:.0%} of the mazes are held out" if s.holdout else "all mazes on both sides",
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
+        self.side = s.side
         self._mazes = _MazeSource(self.side, self.draws, MAZE, holdout=settings.holdout, split=split)
         self._coordinates = coordinates(self.side)
         self._change = np.array([rows * self.side + columns for rows, columns in MOVES])
@@ -214,16 +222,16 @@ class MazeRunner(NativeEnv):
         walls = self._mazes.draw(episodes, counter.current + counter.total, counter.total)
         order = self.draws.uniform(episodes[:, None], GOALS, np.arange(self.side**2))
         order[walls] = 2.0
-        order[:, start_of(self.side)] = 2.0
+        order[:, find_start(self.side)] = 2.0
         self._build(indices, walls, np.argsort(order, axis=1)[:, : self.settings.goals])
         if self.settings.shuffle_actions:
             self.meaning[indices] = self.draws.permutations(episodes, ORDER, len(MOVES))
 
     def _build(self, indices: np.ndarray, walls: np.ndarray, goals: np.ndarray) -> None:
         self.walls[indices], self.goals[indices] = walls, goals
-        self._runs[indices] = _free_runs(walls, self.side)
+        self._runs[indices] = _count_runs(walls, self.side)
         self._shown[indices] = self._coordinates[goals]
-        self.cell[indices] = start_of(self.side)
+        self.cell[indices] = find_start(self.side)
         self.time[indices] = self.reached[indices] = 0
 
     def _assign(self, actor: int, task: str) -> None:
@@ -237,7 +245,7 @@ class MazeRunner(NativeEnv):
             raise ValueError("a maze has walls all around")
         places = [tuple(map(int, place.split(","))) for place in given.get("goals", "").split(";")]
         goals = np.array([row * self.side + column for row, column in places])
-        if len(goals) != self.settings.goals or walls[goals].any() or walls[start_of(self.side)]:
+        if len(goals) != self.settings.goals or walls[goals].any() or walls[find_start(self.side)]:
             raise ValueError("start and goals are free cells")
         self._build(np.array([actor]), walls[None], goals[None])
         if self.settings.shuffle_actions:
@@ -281,18 +289,16 @@ class MazeRunner(NativeEnv):
 
     def _scene(self, actor: int) -> GridScene:
         cells = np.where(self.walls[actor], "#", ".")
-        cells[start_of(self.side)] = "S"
+        cells[find_start(self.side)] = "S"
         for number, goal in enumerate(self.goals[actor].tolist()):
             cells[goal] = "*" if number < self.reached[actor] else _NUMBERS[min(number, len(_NUMBERS) - 1)]
         row, column = divmod(int(self.cell[actor]), self.side)
-        return GridScene(rows=rows_of(cells, self.side), agent=(row, column))
+        return GridScene(rows=split_rows(cells, self.side), agent=(row, column))
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the maze, `#` wall and `.` free; goals as row,column; the order of the moves where it is shuffled."""
-        names = []
-        for i in indices.tolist():
-            marks = "".join("#" if wall else "." for wall in self.walls[i].tolist())
-            rows = "/".join(marks[k : k + self.side] for k in range(0, len(marks), self.side))
+        names, marks = [], np.where(self.walls[indices], ord("#"), ord(".")).astype(np.uint8)
+        for i, rows in zip(indices.tolist(), name_maps(marks, self.side), strict=True):
             places = (divmod(goal, self.side) for goal in self.goals[i].tolist())
             name = f"{rows} goals={';'.join(f'{row},{column}' for row, column in places)}"
             order = "".join(map(str, self.meaning[i])) if self.settings.shuffle_actions else ""
@@ -306,28 +312,3 @@ class MazeRunner(NativeEnv):
         steps = distances(self.walls, active, moves)
         wanted = steps[self._row, moves[:, self.cell]].argmin(axis=0)
         return (self.meaning == wanted[:, None]).argmax(axis=1).astype(np.int32)
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _MazeRunnerSettings
-
-
-make = MazeRunner
-
-
-def _spec(name: str, s: _MazeRunnerSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(
-            observation={
-                "obs.observation": Box(shape=(7,)),
-                "obs.achieved": Box(shape=(1, 2)),
-                "obs.goals": Box(shape=(s.goals, 2)),
-            },
-            action=Discrete(n=len(MOVES)),
-        ),
-        horizon=s.max_episode_steps,
-        has_success=True,
-        about=f"{s.side}x{s.side} maze, {s.goals} goals in order within {s.max_episode_steps} steps",
-        split=f"{s.holdout:.0%} of the mazes are held out" if s.holdout else "all mazes on both sides",
-    )

@@ -15,10 +15,11 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.metaworld_tasks import NUM_GOALS, ClassPool
 from pipelines.envs.suites.suite import ProtocolSettings
-from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, with_attempts
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, repeat_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
@@ -27,6 +28,14 @@ _ATTEMPT_STEPS = 500
 _ML = {"ml10": env_dict.ML10_V3, "ml25": env_dict.ML25_V3, "ml45": env_dict.ML45_V3}
 _MT = {"mt10": env_dict.MT10_V3, "mt25": env_dict.MT25_V3, "mt50": env_dict.MT50_V3}
 ALL_CLASSES = tuple(env_dict.ALL_V3_ENVIRONMENTS)
+_NUMBERS = frozenset(map(str, range(NUM_GOALS)))
+_SPLITS = {
+    "ml1": "50 goals of the class for train, 50 others for test",
+    "ml10": "5 classes for test, none of which is trained on",
+    "ml25": "5 classes for test, with 50 other goals each; one of them, basketball, is trained on",
+    "ml45": "5 classes for test, none of which is trained on",
+    "mt": "50 goals of each class for train, 50 others for test",
+}
 
 
 class _MetaworldSettings(SettingsModel):
@@ -51,42 +60,8 @@ class _MultiTaskSettings(_MetaworldSettings, ProtocolSettings):
     """Test on 50 other goals of each class; false: on the goals of training, as papers do."""
 
 
-def settings_model(name: str) -> type[SettingsModel]:
-    return _MultiTaskSettings if name.removeprefix(PREFIX) in _MT else _MetaworldSettings
-
-
-def make(name: str, settings: _MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
-    if name.startswith(_ONE_CLASS):
-        name = _ONE_CLASS + _class_name(name.removeprefix(_ONE_CLASS))
-    old_goals = isinstance(settings, _MultiTaskSettings) and not settings.new_goals
-    classes, goal_seed = tasks_of(name, "train" if old_goals else split, settings.goal_seed)
-    splits = "the same 50 goals of each class on both sides" if old_goals else _split(name)
-    shows_goal = name.removeprefix(PREFIX) in _MT
-    pool = ClassPool(goal_seed=goal_seed, hide_goal=not shows_goal)
-    return GymnasiumEnv(
-        name,
-        lambda: with_attempts(
-            _Metaworld(settings, classes=classes, pool=pool, shows_goal=shows_goal, splits=splits), settings.attempts
-        ),
-        num_envs=num_envs,
-        seed=seed,
-        split=split,
-    )
-
-
-def _class_name(given: str) -> str:
-    """Return the class that `reach` or `reach-v3` names. UsageError where there is none."""
-    name = given if given.endswith(VERSION) else given + VERSION
-    if name not in ALL_CLASSES:
-        short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
-        classes = f"its {len(short)} classes: {', '.join(short)}"
-        hint = did_you_mean(name.removesuffix(VERSION), short, prefix=_ONE_CLASS, otherwise=classes)
-        raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
-    return name
-
-
-def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], int]:
-    """Return the classes of one side of benchmark `name`, and the seed of their goals."""
+def choose_classes(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], int]:
+    """Choose the classes of one side of benchmark `name`, and the seed of their goals."""
     benchmark, other = name.removeprefix(PREFIX), goal_seed + (split == "test")
     if benchmark in _ML:
         train, test = _ML[benchmark]["train"], _ML[benchmark]["test"]
@@ -97,12 +72,39 @@ def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], in
     return (name.removeprefix(_ONE_CLASS),), other
 
 
-class _Metaworld(TaskEnv):
+class Metaworld(TaskEnv):
     """An attempt at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
 
+    Settings: ClassVar[type[SettingsModel]] = _MetaworldSettings
     has_success = True
     about = "A robot arm and objects: attempts at one task, shown or hidden"
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    @classmethod
+    def make(cls, name: str, settings: _MetaworldSettings, *, num_envs: int, seed: int, split: str) -> Env:
+        given = name.removeprefix(_ONE_CLASS)
+        if given != name:  # `reach` or `reach-v3`
+            class_name = given if given.endswith(VERSION) else given + VERSION
+            if class_name not in ALL_CLASSES:
+                short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
+                classes = f"its {len(short)} classes: {', '.join(short)}"
+                hint = did_you_mean(given.removesuffix(VERSION), short, prefix=_ONE_CLASS, otherwise=classes)
+                raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
+            name = _ONE_CLASS + class_name
+        old_goals = isinstance(settings, _MultiTaskSettings) and not settings.new_goals
+        chosen, goal_seed = choose_classes(name, "train" if old_goals else split, settings.goal_seed)
+        benchmark = name.removeprefix(PREFIX)
+        shows_goal = benchmark in _MT
+        splits = _SPLITS["mt" if shows_goal else benchmark if benchmark in _ML else "ml1"]
+        if old_goals:
+            splits = "the same 50 goals of each class on both sides"
+        pool = ClassPool(goal_seed=goal_seed, hide_goal=not shows_goal)
+
+        def make_one() -> gymnasium.Env:
+            env = cls(settings, classes=chosen, pool=pool, shows_goal=shows_goal, splits=splits)
+            return repeat_attempts(env, settings.attempts)
+
+        return GymnasiumEnv(name, make_one, num_envs=num_envs, seed=seed, split=split)
 
     def __init__(
         self, settings: _MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, shows_goal: bool, splits: str
@@ -137,7 +139,7 @@ class _Metaworld(TaskEnv):
         self._succeeded |= bool(info["success"])
         over = self._time == self._steps
         self.outcome = Outcome(attempt_end=True, success=self._succeeded) if over else NOTHING
-        return self._shown(state, soft=False), float(reward), over, over, {}
+        return self._show(state, soft=False), float(reward), over, over, {}
 
     def retry(self, seed: int) -> Any:
         return self._begin(soft=True)
@@ -158,12 +160,12 @@ class _Metaworld(TaskEnv):
         return self._env.render()
 
     def _begin(self, *, soft: bool) -> Any:
-        """An attempt's first observation."""
+        """Begin an attempt and return its first observation."""
         assert self._env is not None
         self._time, self._succeeded = 0, False
-        return self._shown(self._env.reset()[0], soft=soft)
+        return self._show(self._env.reset()[0], soft=soft)
 
-    def _shown(self, state: np.ndarray, *, soft: bool) -> Any:
+    def _show(self, state: np.ndarray, *, soft: bool) -> Any:
         shown = np.empty(40, dtype=np.float32)
         shown[:39], shown[39] = state, soft
         return {"state": shown, "class": self._classes.index(self._class)} if self._shows_goal else shown
@@ -174,16 +176,7 @@ class _Metaworld(TaskEnv):
             self._env = None
 
 
-_NUMBERS = frozenset(map(str, range(NUM_GOALS)))
-_SPLITS = {
-    "ml1": "50 goals of the class for train, 50 others for test",
-    "ml10": "5 classes for test, none of which is trained on",
-    "ml25": "5 classes for test, with 50 other goals each; one of them, basketball, is trained on",
-    "ml45": "5 classes for test, none of which is trained on",
-    "mt": "50 goals of each class for train, 50 others for test",
-}
+class MetaworldMultiTask(Metaworld):
+    """An attempt at one task of the multi-task benchmarks."""
 
-
-def _split(name: str) -> str:
-    benchmark = name.removeprefix(PREFIX)
-    return _SPLITS["mt" if benchmark in _MT else benchmark if benchmark in _ML else "ml1"]
+    Settings = _MultiTaskSettings

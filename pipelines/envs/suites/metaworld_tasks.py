@@ -23,9 +23,8 @@ import sys
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -41,45 +40,30 @@ NUM_GOALS = 50
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def goal_vectors(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.ndarray:
-    """Goal vectors (50, d) float64 of class `name`: from the cache, else by `draw` (d,), called fifty times."""
+def load_goals(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """Load the goal vectors (50, d) float64 of class `name` from the cache; else call `draw` (d,) fifty times.
+
+    Meta-World draws from numpy's global generator: it is set to `seed` meanwhile, and afterwards as it was.
+    """
     path = cache_home() / f"metaworld-{metadata.version('metaworld')}" / f"{name}-{seed}.npz"
-    found = _read(path)
-    if found is None:
-        with _global_numpy_seed(seed):
-            found = np.stack([draw() for _ in range(NUM_GOALS)])
-        if not _sound(found):
-            raise StageFailed(f"Meta-World's class '{name}' does not draw {NUM_GOALS} different goals with seed {seed}")
-        _keep(path, found)
-    return found
-
-
-@contextlib.contextmanager
-def _global_numpy_seed(seed: int) -> Iterator[None]:
-    """numpy's global generator, which Meta-World draws from, at `seed`; afterwards as it was."""
+    with contextlib.suppress(*_UNREADABLE), np.load(path, allow_pickle=False) as stored:
+        goals = stored["goals"]
+        if _is_sound(goals):
+            return goals
     state = np.random.get_state()
     np.random.seed(seed)
     try:
-        yield
+        goals = np.stack([draw() for _ in range(NUM_GOALS)])
     finally:
         np.random.set_state(state)
-
-
-def _read(path: Path) -> np.ndarray | None:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            goals = stored["goals"]
-    except _UNREADABLE:
-        return None
-    return goals if _sound(goals) else None
-
-
-def _keep(path: Path, goals: np.ndarray) -> None:
+    if not _is_sound(goals):
+        raise StageFailed(f"Meta-World's class '{name}' does not draw {NUM_GOALS} different goals with seed {seed}")
     with contextlib.suppress(StageFailed):  # a read-only home costs time, nothing else
         write_atomically(path, lambda file: np.savez(file, goals=goals))
+    return goals
 
 
-def _sound(goals: np.ndarray) -> bool:
+def _is_sound(goals: np.ndarray) -> bool:
     shaped = goals.ndim == 2 and goals.shape[0] == NUM_GOALS and goals.dtype == np.float64
     return bool(shaped and np.isfinite(goals).all() and len(np.unique(goals, axis=0)) == NUM_GOALS)
 
@@ -99,9 +83,9 @@ class Shelf:
         return len(self._idle)
 
     def take(self, name: str) -> SawyerXYZEnv:
-        """An object of class `name`, perhaps a new one. Give it back after use."""
+        """Take an object of class `name`, perhaps a new one. Give it back after use."""
         key = next((key for key, (owner, _) in self._idle.items() if owner == name), None)
-        return self._idle.pop(key)[1] if key is not None else _pictureless(name)()
+        return self._idle.pop(key)[1] if key is not None else _make_class(name)()
 
     def give(self, name: str, env: SawyerXYZEnv) -> None:
         """Keep `env` for the next user of its class; the object that has been idle longest is closed if there are too
@@ -123,10 +107,10 @@ class ClassPool:
         self._goals: dict[str, np.ndarray] = {}
 
     def take(self, name: str, goal: int) -> SawyerXYZEnv:
-        """An object of class `name`, set to its goal number `goal`. Give it back after use."""
+        """Take an object of class `name`, set to its goal number `goal`. Give it back after use."""
         env = self._shelf.take(name)
         if name not in self._goals:
-            self._goals[name] = goal_vectors(name, self._goal_seed, lambda: _random_goal(env))
+            self._goals[name] = load_goals(name, self._goal_seed, lambda: _draw_goal(env))
         task = {
             "rand_vec": self._goals[name][goal],
             "env_cls": ALL_V3_ENVIRONMENTS[name],
@@ -140,8 +124,8 @@ class ClassPool:
         self._shelf.give(name, env)
 
 
-def _random_goal(env: SawyerXYZEnv) -> np.ndarray:
-    """The goal of a reset with a new random vector, as the library's benchmarks draw theirs."""
+def _draw_goal(env: SawyerXYZEnv) -> np.ndarray:
+    """Draw the goal of a reset with a new random vector, as the library's benchmarks draw theirs."""
     env._freeze_rand_vec, env._set_task_called = False, True
     env._set_task_inner()
     env.reset()
@@ -150,8 +134,8 @@ def _random_goal(env: SawyerXYZEnv) -> np.ndarray:
 
 
 @functools.cache
-def _pictureless(name: str) -> type[SawyerXYZEnv]:
-    """The class `name` with a model from which all that is only seen is left out."""
+def _make_class(name: str) -> type[SawyerXYZEnv]:
+    """Make the class `name` with a model that leaves out whatever is only seen."""
     return type(name, (_Pictureless, ALL_V3_ENVIRONMENTS[name]), {})
 
 
@@ -166,13 +150,8 @@ class _Pictureless:
                 geom.conaffinity = _NOBODY
         model = spec.compile()
         del spec
-        _return_memory()
+        if sys.platform == "linux":  # the C library would keep the 30 MB that compiling a model took
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+            if trim is not None:
+                trim(0)
         return model, mujoco.MjData(model)
-
-
-def _return_memory() -> None:
-    """Give back to the system the 30 MB that compiling a model took, which the C library would keep."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-        if trim is not None:
-            trim(0)

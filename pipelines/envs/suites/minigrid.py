@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import minigrid  # noqa: F401 (registers its levels)
@@ -18,8 +18,9 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, with_attempts
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, repeat_attempts
 from pipelines.errors import InputMissing, UsageError
 from pipelines.nearest import did_you_mean
 
@@ -40,9 +41,8 @@ _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 Go
     UnlockLocal UnlockLocalDist KeyInBox UnlockPickup UnlockPickupDist BlockedUnlockPickup UnlockToUnlock
     ActionObjDoor FindObjS5 FindObjS6 FindObjS7 KeyCorridor KeyCorridorS3R1 KeyCorridorS3R2 KeyCorridorS3R3
     KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3 OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20"""
-LEVELS = tuple(_LEVELS.split())
-_SOME = f"levels are such as {LEVELS[0]}"
-_VERSION_ONE = ("GoToObjS6",)
+# The library's ID of each level: one of them is in its second version.
+LEVELS = {level: f"BabyAI-{level}-v{int(level == 'GoToObjS6')}" for level in _LEVELS.split()}
 _NUMBERS = {word: _FIRST_WORD + number for number, word in enumerate(WORDS)}
 
 
@@ -63,9 +63,10 @@ class _BabyAISettings(SettingsModel):
     @field_validator("levels", "test_levels")
     @classmethod
     def _known(cls, levels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        some = f"levels are such as {next(iter(LEVELS))}"
         for name in levels or ():
             if name not in LEVELS:
-                raise ValueError(f"'{name}' is not a level of {MULTI}; {did_you_mean(name, LEVELS, otherwise=_SOME)}")
+                raise ValueError(f"'{name}' is not a level of {MULTI}; {did_you_mean(name, LEVELS, otherwise=some)}")
         return levels
 
     @model_validator(mode="after")
@@ -78,47 +79,14 @@ class _BabyAISettings(SettingsModel):
         return self
 
     def of(self, split: str) -> tuple[str, ...]:
-        """The levels of one side."""
+        """List the levels of one side."""
         if split == "test" and self.test_levels:
             return self.test_levels
         return self.levels or tuple(level for level in LEVELS if level not in self.test_levels)
 
 
-def settings_model(name: str) -> type[SettingsModel]:
-    return _BabyAISettings if name == MULTI else _MinigridSettings
-
-
-def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
-    splits = _GridLevels.splits
-    if isinstance(settings, _BabyAISettings):
-        levels, attempts = {level: registered(level) for level in settings.of(split)}, settings.attempts
-        if settings.test_levels:
-            splits = f"{len(settings.of('train'))} levels to train on, {len(settings.test_levels)} others to test"
-    else:
-        levels, attempts = {checked_id(name.removeprefix(PREFIX)): checked_id(name.removeprefix(PREFIX))}, 1
-    limits = [step_limit(level) for level in levels.values()]
-    longest = None if None in limits else max(filter(None, limits))
-    return GymnasiumEnv(
-        name,
-        lambda: with_attempts(
-            _GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
-            attempts,
-            pause=True,
-        ),
-        num_envs=num_envs,
-        seed=seed,
-        split=split,
-        max_length=MISSION_WORDS,
-    )
-
-
-def registered(level: str) -> str:
-    """The library's ID of a level of `LEVELS`."""
-    return f"BabyAI-{level}-v{int(level in _VERSION_ONE)}"
-
-
-def checked_id(name: str) -> str:
-    """`name`, where the library can make it. UsageError for no ID, InputMissing for one whose files it lacks."""
+def find_id(name: str) -> str:
+    """Check that the library can make `name`. UsageError for no ID, InputMissing for one whose files it lacks."""
     known = [level for level in gymnasium.registry if level.startswith(("MiniGrid-", "BabyAI-"))]
     if name not in known:
         hint = did_you_mean(name, known, prefix=PREFIX, otherwise=f"IDs are such as '{PREFIX}{known[0]}'")
@@ -131,43 +99,55 @@ def checked_id(name: str) -> str:
     return name
 
 
-def made(level: str) -> Any:
-    """The level with this ID, without gymnasium's wrappers, whose warnings would be shown at each episode."""
+def make_level(level: str) -> Any:
+    """Make the level with this ID, without gymnasium's wrappers, whose warnings would be shown at each episode."""
     spec = gymnasium.registry[level]
     assert isinstance(spec.entry_point, str)
     return load_env_creator(spec.entry_point)(**spec.kwargs)
 
 
-def step_limit(level: str) -> int | None:
-    """Most steps of an attempt. None where it depends on the instruction."""
-    env = made(level)
+def find_step_limit(level: str) -> int | None:
+    """Find the most steps of an attempt. None where it depends on the instruction."""
+    env = make_level(level)
     if not isinstance(env, RoomGridLevel) or env.fixed_max_steps:
         return int(env.max_steps)
-    if level not in _ONE_INSTRUCTION:
+    if level not in LEVELS.values():
         return None
     return int(env.room_size**2 * env.num_rows * env.num_cols)
 
 
-_ONE_INSTRUCTION = frozenset(map(registered, LEVELS))
-
-
-class _GridLevels(TaskEnv):
+class Minigrid(TaskEnv):
     """An attempt at one (level, seed), named `LEVEL/SEED`. `levels`: the library's ID of each name; `attempts`: of how
     many the share of finished ones is shown.
     """
 
+    Settings: ClassVar[type[SettingsModel]] = _MinigridSettings
     has_success = True
     about = "A grid world seen in part, with an instruction"
     splits = "even seeds for train, odd seeds for test"
 
-    def __init__(
-        self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool, splits: str = splits
-    ) -> None:
-        self.splits = splits
+    @classmethod
+    def make(cls, name: str, settings: Any, *, num_envs: int, seed: int, split: str) -> Env:
+        level = find_id(name.removeprefix(PREFIX))
+        return cls._make_batch(name, {level: level}, 1, num_envs=num_envs, seed=seed, split=split)
+
+    @classmethod
+    def _make_batch(cls, name: str, levels: dict[str, str], attempts: int, splits: str = splits, **which: Any) -> Env:
+        limits = [find_step_limit(level) for level in levels.values()]
+        longest = None if None in limits else max(filter(None, limits))
+
+        def make_one() -> gymnasium.Env:
+            env = cls(levels, attempts=attempts, longest=longest, in_words=name == MULTI)
+            env.splits = splits
+            return repeat_attempts(env, attempts, pause=True)
+
+        return GymnasiumEnv(name, make_one, max_length=MISSION_WORDS, **which)
+
+    def __init__(self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool) -> None:
         self._attempts, self.horizon = attempts, longest
         self._levels, self._in_words, self.kinds = levels, in_words, tuple(levels)
         self._id = next(iter(levels.values()))
-        self._env = made(self._id)
+        self._env = make_level(self._id)
         self.action_space = self._env.action_space
         spaces: dict[str, gymnasium.Space[Any]] = {
             "image": self._env.observation_space["image"],
@@ -191,7 +171,7 @@ class _GridLevels(TaskEnv):
             level, self._seed = self._named
         if self._levels[level] != self._id:
             self._id = self._levels[level]
-            self._env = made(self._id)
+            self._env = make_level(self._id)
         self.task, self.outcome = f"{level}/{self._seed}", NOTHING
         self._finished = 0
         observation = self._begin()
@@ -203,7 +183,7 @@ class _GridLevels(TaskEnv):
         over = bool(terminated or truncated)
         self._finished += over
         self.outcome = Outcome(attempt_end=True, success=bool(terminated and reward > 0)) if over else NOTHING
-        return self._shown(seen), float(reward), bool(terminated), bool(truncated), {}
+        return self._show(seen), float(reward), bool(terminated), bool(truncated), {}
 
     def retry(self, seed: int) -> dict[str, Any]:
         return self._begin()
@@ -218,13 +198,27 @@ class _GridLevels(TaskEnv):
         return self._env.pprint_grid() if mode == "ansi" else self._env.get_frame(tile_size=TILE)
 
     def _begin(self) -> dict[str, Any]:
-        """An attempt's first observation."""
+        """Begin an attempt and return its first observation."""
         with contextlib.redirect_stdout(io.StringIO()):  # levels print each layout that they reject
-            return self._shown(self._env.reset(seed=self._seed)[0])
+            return self._show(self._env.reset(seed=self._seed)[0])
 
-    def _shown(self, seen: dict[str, Any]) -> dict[str, Any]:
+    def _show(self, seen: dict[str, Any]) -> dict[str, Any]:
         shown = {"image": seen["image"] * SPREAD, "direction": int(seen["direction"]), "mission": seen["mission"]}
         if self._in_words:
             shown["mission"] = [_NUMBERS.get(word, _UNKNOWN) for word in seen["mission"].split()]
             shown["attempt"] = np.array([self._finished / self._attempts], dtype=np.float32)
         return shown
+
+
+class BabyAI(Minigrid):
+    """An attempt at one of several levels, whose instruction is shown as numbers of words."""
+
+    Settings = _BabyAISettings
+
+    @classmethod
+    def make(cls, name: str, settings: _BabyAISettings, *, num_envs: int, seed: int, split: str) -> Env:
+        splits = cls.splits
+        if settings.test_levels:
+            splits = f"{len(settings.of('train'))} levels to train on, {len(settings.test_levels)} others to test"
+        levels = {level: LEVELS[level] for level in settings.of(split)}
+        return cls._make_batch(name, levels, settings.attempts, splits, num_envs=num_envs, seed=seed, split=split)

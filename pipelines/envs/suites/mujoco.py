@@ -8,6 +8,7 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
+import gymnasium
 import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
@@ -20,7 +21,7 @@ from pipelines.envs.draws import BANDS, bands_of, spread
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.suite import ProtocolSettings
-from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv, with_attempts
+from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv, repeat_attempts
 
 # Objectives are multiples of these fractions, so that their names are exact.
 _DEGREE_PARTS, _VELOCITY_PARTS = 1000, 1_000_000
@@ -78,6 +79,13 @@ class _Runner(TaskEnv):
 
     objective = 0.0
 
+    @classmethod
+    def make(cls, name: str, settings: Any, *, num_envs: int, seed: int, split: str) -> Env:
+        def make_one() -> gymnasium.Env:
+            return repeat_attempts(cls(settings), settings.attempts, terminates=False)  # type: ignore[call-arg]
+
+        return GymnasiumEnv(name, make_one, num_envs=num_envs, seed=seed, split=split)
+
     def __init__(self, body: MujocoEnv, attempt_steps: int) -> None:
         self._body, self.horizon = body, attempt_steps
         self.observation_space = Box(-np.inf, np.inf, body.observation_space.shape, np.float32)
@@ -91,15 +99,15 @@ class _Runner(TaskEnv):
 
     @abstractmethod
     def _reward(self, action: np.ndarray, info: dict[str, Any]) -> float:
-        """Return the reward of a step, which replaces the library's."""
+        """Compute the reward of a step, which replaces the library's."""
 
     @abstractmethod
     def _name(self, objective: float) -> str:
-        """Return the name of the task with this objective; "" if there is none."""
+        """Name the task with this objective; "" if there is none."""
 
     @abstractmethod
     def _parse(self, task: str) -> float:
-        """Return the objective of the task with this name. ValueError if there is none."""
+        """Parse a task's name to its objective. ValueError if there is none."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -133,9 +141,10 @@ class _Runner(TaskEnv):
         self._body.close()
 
 
-class _HalfCheetahVel(_Runner):
+class HalfCheetahVel(_Runner):
     """A cheetah that runs at a target velocity."""
 
+    Settings = HalfCheetahVelSettings
     about = "Run at a hidden velocity that only the reward reveals"
 
     def __init__(self, settings: HalfCheetahVelSettings) -> None:
@@ -175,9 +184,10 @@ class _Directed(_Runner):
         return _TWO[text] if text in _TWO else float(text)
 
 
-class _CheetahDir(_Directed):
+class CheetahDir(_Directed):
     """A cheetah that runs forward or backward."""
 
+    Settings = _CheetahDirSettings
     about = "A cheetah runs forward or backward, which only the reward reveals"
     splits = _BOTH_DIRECTIONS
 
@@ -199,9 +209,10 @@ class _CheetahDir(_Directed):
         return angle
 
 
-class _AntDir(_Directed):
+class AntDir(_Directed):
     """An ant that walks at an angle to the x axis."""
 
+    Settings = _AntDirSettings
     about = "An ant walks in a direction that only the reward reveals"
 
     def __init__(self, settings: _AntDirSettings) -> None:
@@ -233,25 +244,3 @@ def draw_velocity(rng: np.random.Generator, settings: HalfCheetahVelSettings, sp
     bands = bands_of(split)
     band = int(bands[int(rng.integers(len(bands)))])
     return int(rng.integers(highest * band // BANDS, highest * (band + 1) // BANDS)) / _VELOCITY_PARTS
-
-
-_TASKS: dict[str, tuple[type[SettingsModel], Any]] = {
-    "half-cheetah-vel": (HalfCheetahVelSettings, _HalfCheetahVel),
-    "cheetah-dir": (_CheetahDirSettings, _CheetahDir),
-    "ant-dir": (_AntDirSettings, _AntDir),
-}
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _TASKS[name][0]
-
-
-def make(name: str, settings: Any, *, num_envs: int, seed: int, split: str) -> Env:
-    runner = _TASKS[name][1]
-    return GymnasiumEnv(
-        name,
-        lambda: with_attempts(runner(settings), settings.attempts, terminates=False),
-        num_envs=num_envs,
-        seed=seed,
-        split=split,
-    )

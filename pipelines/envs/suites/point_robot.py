@@ -45,15 +45,29 @@ class _PointRobotSettings(ProtocolSettings):
     """Keep a fifth of the angles (of a square: of x), in six bands, for `split = "test"`; false: all on both sides."""
 
 
-class _PointRobot(AttemptsEnv):
+class PointRobot(AttemptsEnv):
     """N robots. State: `place` (N, 2), `goal` (N, 2) in millionths."""
 
+    Settings = _PointRobotSettings
+
     def __init__(self, name: str, settings: _PointRobotSettings, *, num_envs: int, seed: int, split: str) -> None:
-        spec, s = _spec(name, settings), settings
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(
+                observation={"obs": Box(shape=(4,))}, action=Box(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+            ),
+            horizon=s.attempts * s.attempt_steps,
+            num_attempts=s.attempts,
+            has_success=True,
+            about=("sparse rewards, " if s.sparse else "")
+            + f"{s.attempts} attempts of {s.attempt_steps} steps at one point",
+            split="a fifth of the goals is held out" if s.holdout else "all goals on both sides",
+        )
         super().__init__(
             spec, attempts=s.attempts, attempt_steps=s.attempt_steps, num_envs=num_envs, seed=seed, split=split
         )
-        self.settings, self._split = settings, split
+        self._split = split
         self.place = np.zeros((num_envs, 2))
         self.goal = np.zeros((num_envs, 2), dtype=np.int64)
 
@@ -153,22 +167,3 @@ class _Plane:
     def _shares(self, x: float, y: float) -> tuple[float, float]:
         across, down = self._pixel(x, y)
         return across / WIDTH, down / WIDTH
-
-
-def settings_model(name: str) -> type[_PointRobotSettings]:
-    return _PointRobotSettings
-
-
-make = _PointRobot
-
-
-def _spec(name: str, s: _PointRobotSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Box(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))),
-        horizon=s.attempts * s.attempt_steps,
-        num_attempts=s.attempts,
-        has_success=True,
-        about=f"{'sparse rewards, ' if s.sparse else ''}{s.attempts} attempts of {s.attempt_steps} steps at one point",
-        split="a fifth of the goals is held out" if s.holdout else "all goals on both sides",
-    )

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -22,11 +22,11 @@ from pipelines.envs.env import Env, Score
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.reference_scores import PROCGEN
 from pipelines.envs.suites.suite import ProtocolSettings
-from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv, with_attempts
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv, repeat_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
-PREFIX, MULTI = "procgen-", "procgen-multi"
+PREFIX = "procgen-"
 Mode = Literal["easy", "hard", "extreme", "memory", "exploration", "memory-hard"]
 _NAMED = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper leaper maze miner ninja"
 GAMES = (*_NAMED.split(), "plunder", "starpilot")
@@ -43,29 +43,29 @@ _JUMPER_MEMORY_TIME_LIMIT = 2000  # the only limit that depends on the mode
 ACTIONS, _PIXELS, MARK = 15, 64, 4
 
 
-def games_of(mode: str) -> tuple[str, ...]:
-    """Games that have `mode`."""
+def list_games(mode: str) -> tuple[str, ...]:
+    """List the games that have `mode`."""
     return tuple(_ONLY[mode].split()) if mode in _ONLY else GAMES
 
 
-def mode_of(game: str, mode: str) -> str:
-    """The library's mode that `game` is played in.
+def find_mode(game: str, mode: str) -> str:
+    """Find the library's mode that `game` is played in.
 
-    >>> mode_of("maze", "memory-hard"), mode_of("coinrun", "memory-hard"), mode_of("maze", "easy")
+    >>> find_mode("maze", "memory-hard"), find_mode("coinrun", "memory-hard"), find_mode("maze", "easy")
     ('memory', 'hard', 'easy')
     """
     if mode == "memory-hard":
-        return "memory" if game in games_of("memory") else "hard"
+        return "memory" if game in list_games("memory") else "hard"
     return mode
 
 
-def time_limit(game: str, mode: str) -> int:
-    """Steps after which `game` ends an attempt in `mode`.
+def find_time_limit(game: str, mode: str) -> int:
+    """Find the number of steps after which `game` ends an attempt in `mode`.
 
-    >>> time_limit("jumper", "easy"), time_limit("jumper", "memory"), time_limit("bigfish", "hard")
+    >>> find_time_limit("jumper", "easy"), find_time_limit("jumper", "memory"), find_time_limit("bigfish", "hard")
     (1000, 2000, 6000)
     """
-    if (game, mode_of(game, mode)) == ("jumper", "memory"):
+    if (game, find_mode(game, mode)) == ("jumper", "memory"):
         return _JUMPER_MEMORY_TIME_LIMIT
     return _TIME_LIMITS.get(game, _TIME_LIMIT)
 
@@ -115,21 +115,44 @@ class ProcgenMultiSettings(ProcgenSettings):
 class Procgen(TaskEnv):
     """An attempt at a level of one of `games`. A task is named `GAME/LEVEL`."""
 
+    Settings: ClassVar[type[ProcgenSettings]] = ProcgenSettings
     has_success = True
     about = "Arcade games whose levels are drawn from numbers"
     observation_space = gymnasium.spaces.Box(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 
+    @classmethod
+    def make(cls, name: str, settings: ProcgenSettings, *, num_envs: int, seed: int, split: str) -> Env:
+        able = list_games(settings.mode)
+        games: tuple[str, ...] = (name.removeprefix(PREFIX),)
+        if isinstance(settings, ProcgenMultiSettings):
+            games = settings.games or able
+        for game in games:
+            if game not in GAMES:
+                hint = did_you_mean(game, GAMES, otherwise=f"games: {', '.join(GAMES)}")
+                raise UsageError(f"there is no Procgen game '{game}'", hint=hint)
+            if game not in able:
+                modes = [mode for mode in get_args(Mode) if game in list_games(mode)]
+                raise UsageError(
+                    f"the Procgen game '{game}' has no mode '{settings.mode}'",
+                    hint=f"its modes: {', '.join(modes)}; games with this one: {', '.join(able)}",
+                )
+
+        def make_one() -> gymnasium.Env:
+            return repeat_attempts(cls(settings, games), settings.attempts, pause=True)
+
+        return GymnasiumEnv(name, make_one, num_envs=num_envs, seed=seed, split=split)
+
     def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
         s = self.settings = settings
         self.games = self.kinds = games
-        self.horizon = max(time_limit(game, s.mode) for game in games)
+        self.horizon = max(find_time_limit(game, s.mode) for game in games)
         self.splits = f"levels 0 to {s.levels - 1} to train on, later ones to test"
         if s.mode == "exploration":
             self.splits = "each game has one level in this mode, on both sides"
         self._package = import_procgen()
         self._scales = s.reward_scales if isinstance(s, ProcgenMultiSettings) else {}
-        self.score = _score(s, games, self._scales)
+        self.score = self._find_score()
         self._named: tuple[str, int] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -144,7 +167,7 @@ class Procgen(TaskEnv):
             self.level = int(self._package.env.EXPLORATION_LEVEL_SEEDS[self.game])
         self.task, self.outcome = f"{self.game}/{self.level}", NOTHING
         self._attempt = self._time = 0
-        self._play = self._begun()
+        self._play = self._make_game()
         self._picture = self._play.observe()[1]["rgb"][0]
         return self._picture, {}
 
@@ -155,19 +178,19 @@ class Procgen(TaskEnv):
         self._time += 1
         if not first[0]:
             self.outcome, self._picture = NOTHING, observation["rgb"][0]
-            return self._shown(), reward, False, False, {}
+            return self._show(), reward, False, False, {}
         solved = bool(self._play.get_info()[0]["prev_level_complete"])
-        late = self._time >= time_limit(self.game, self.settings.mode)
+        late = self._time >= find_time_limit(self.game, self.settings.mode)
         truncated = self.settings.attempts == 1 and not solved and late
         self.outcome = SOLVED if solved else FAILED
-        return self._shown(), reward, not truncated, truncated, {}
+        return self._show(), reward, not truncated, truncated, {}
 
     def retry(self, seed: int) -> np.ndarray:
         """The game already is at its start."""
         self._time = 0
         self._attempt += 1
         self._picture = self._play.observe()[1]["rgb"][0]
-        return self._shown()
+        return self._show()
 
     def play(self, task: str) -> None:
         game, _, level = task.partition("/")
@@ -177,44 +200,49 @@ class Procgen(TaskEnv):
             raise ValueError(f"tasks are named GAME/LEVEL, and levels go from 0 to {_LAST_LEVEL - 1}")
         self._named = game, int(level)
 
-    def _begun(self) -> Any:
-        """The game at the start of its level; it returns there by itself after each attempt."""
+    def _make_game(self) -> Any:
+        """Make the game at the start of its level; it returns there by itself after each attempt."""
         s = self.settings
         levels = {} if s.mode == "exploration" else {"start_level": self.level, "num_levels": 1}
         return self._package.ProcgenGym3Env(
             num=1,
             env_name=self.game,
-            distribution_mode=mode_of(self.game, s.mode),
+            distribution_mode=find_mode(self.game, s.mode),
             use_backgrounds=s.backgrounds,
             rand_seed=0,  # of the choice among levels; there is one
             num_threads=0,
             **levels,
         )
 
-    def _shown(self) -> np.ndarray:
+    def _show(self) -> np.ndarray:
         if not self._attempt:
             return self._picture
         picture = self._picture.copy()
         picture[:MARK, :MARK] = 0
         return picture
 
+    def _find_score(self) -> Score | None:
+        """Find the paper's normalisation, of an attempt's mean return before scaling; None if a game has no bounds."""
+        modes = {game: find_mode(game, self.settings.mode) for game in self.games}
+        if not set(modes.values()) <= PROCGEN.keys():
+            return None
+        bounds = {}
+        for game, mode in modes.items():
+            low, high = PROCGEN[mode][game]
+            unit = self.settings.attempts * self._scales.get(game, 1.0)
+            bounds[game] = (low * unit, high * unit)
+        return Score(name="procgen_normalized", bounds=bounds)
 
-def _score(s: ProcgenSettings, games: tuple[str, ...], scales: Mapping[str, float]) -> Score | None:
-    """The paper's normalisation, of an attempt's mean return before scaling; None where a game has no bounds."""
-    modes = {game: mode_of(game, s.mode) for game in games}
-    if not set(modes.values()) <= PROCGEN.keys():
-        return None
-    bounds = {}
-    for game, mode in modes.items():
-        low, high = PROCGEN[mode][game]
-        unit = s.attempts * scales.get(game, 1.0)
-        bounds[game] = (low * unit, high * unit)
-    return Score(name="procgen_normalized", bounds=bounds)
+
+class ProcgenMulti(Procgen):
+    """An attempt at a level of several games."""
+
+    Settings = ProcgenMultiSettings
 
 
 def import_procgen() -> ModuleType:
-    """The package, without the `gym` at which it registers its games: that one does not work with numpy 2, prints a
-    notice, and is not needed. So Procgen also runs where it was installed without its dependencies.
+    """Import the package without the `gym` at which it registers its games: that one does not work with numpy 2, prints
+    a notice, and is not needed. So Procgen also runs where it was installed without its dependencies.
     """
     if "procgen" in sys.modules or "gym" in sys.modules:
         return importlib.import_module("procgen")
@@ -226,37 +254,3 @@ def import_procgen() -> ModuleType:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
-
-
-def settings_model(name: str) -> type[ProcgenSettings]:
-    return ProcgenMultiSettings if name == MULTI else ProcgenSettings
-
-
-def make(name: str, settings: ProcgenSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    games = _games(name, settings)
-    return GymnasiumEnv(
-        name,
-        lambda: with_attempts(Procgen(settings, games), settings.attempts, pause=True),
-        num_envs=num_envs,
-        seed=seed,
-        split=split,
-    )
-
-
-def _games(name: str, settings: ProcgenSettings) -> tuple[str, ...]:
-    able = games_of(settings.mode)
-    if isinstance(settings, ProcgenMultiSettings):
-        wanted = settings.games or able
-    else:
-        wanted = (name.removeprefix(PREFIX),)
-    for game in wanted:
-        if game not in GAMES:
-            hint = did_you_mean(game, GAMES, otherwise=f"games: {', '.join(GAMES)}")
-            raise UsageError(f"there is no Procgen game '{game}'", hint=hint)
-        if game not in able:
-            modes = [mode for mode in get_args(Mode) if game in games_of(mode)]
-            raise UsageError(
-                f"the Procgen game '{game}' has no mode '{settings.mode}'",
-                hint=f"its modes: {', '.join(modes)}; games with this one: {', '.join(able)}",
-            )
-    return wanted

@@ -21,8 +21,7 @@ import stable_retro
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
+from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult, unknown_task
 from pipelines.envs.suites.retro_emulator import BUTTONS, Cartridge
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
@@ -58,23 +57,28 @@ class _RetroSettings(SettingsModel):
         return -(-self.max_frames // self.frame_skip)
 
 
-class Retro(Env):
+class Retro(EpisodeEnv):
     """N actors, an emulator process each; all processes step at the same time."""
 
+    Settings = _RetroSettings
+
     def __init__(self, name: str, settings: _RetroSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
         s = self.settings = settings
-        self._draws, self._test = Draws(seed, split, name), split == "test"
-        game = _game(name)
+        wanted, games = name.removeprefix(PREFIX), stable_retro.data.list_games(_STABLE)
+        game = next((known for known in (wanted, wanted + VERSION) if known in games), None)
+        if game is None:
+            some = f"{len(games)} are known, such as {PREFIX}{games[0]}"
+            hint = did_you_mean(wanted, games, prefix=PREFIX, otherwise=some)
+            raise UsageError(f"stable-retro knows no game '{wanted}'", hint=hint)
         self._cartridge = Cartridge(
             game=game,
-            rom=_rom(name, game, s.rom_dir),
+            rom=_find_rom(name, game, s.rom_dir),
             size=s.size,
             frame_skip=s.frame_skip,
             max_frames=s.max_frames,
         )
-        self.states = _states(name, game, s, split)
-        self._playing, self._is_named = self.states, False
+        self.states = self._playing = _choose_states(name, game, s, split)
         self.spec = EnvSpec(
             name=name,
             spaces=Spaces(
@@ -86,16 +90,12 @@ class Retro(Env):
         )
         self._processes: list[_Process | None] = [None] * num_envs
         self._tasks = [""] * num_envs
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
         self._shown = np.zeros((num_envs, s.size, s.size, 3), dtype=np.uint8)
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        count = len(self._playing)
-        chosen = episodes % count if self._is_named else self._draws.integers(episodes, STATE, count)
-        idle = 2 * self._draws.integers(episodes, _IDLE, (self.settings.idle_frames + 1) // 2) + self._test
+        indices, episodes = self._advance(mask)
+        chosen = self._choose(episodes, STATE, len(self._playing))
+        idle = 2 * self.draws.integers(episodes, _IDLE, (self.settings.idle_frames + 1) // 2) + self._test
         shown = self._shown.copy()
         for actor, state, frames in zip(indices.tolist(), chosen.tolist(), idle.tolist(), strict=True):
             if self._processes[actor] is None:
@@ -127,7 +127,7 @@ class Retro(Env):
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """The saved state; the game's name where it has none."""
+        """Name the saved state; the game where it has none."""
         return [self._tasks[i] or self._cartridge.game for i in indices.tolist()]
 
     def play_only(self, tasks: Sequence[str]) -> None:
@@ -135,10 +135,10 @@ class Retro(Env):
         for name in tasks:
             if name not in names:
                 raise unknown_task(name, self.spec.name, hint=f"its tasks: {', '.join(names)}; see env.states")
-        self._playing, self._is_named = tuple(names[name] for name in tasks), True
+        self._playing, self._in_turn = tuple(names[name] for name in tasks), True
 
     def play_evenly(self) -> None:
-        self._playing, self._is_named = self._draws.shuffle(self.states, _ORDER), True
+        self._playing, self._in_turn = self.draws.shuffle(self.states, _ORDER), True
 
     def close(self) -> None:
         for process in self._processes:
@@ -193,25 +193,8 @@ class _Process:
         end_process(self._process, _PATIENCE_SECONDS)
 
 
-def settings_model(name: str) -> type[_RetroSettings]:
-    return _RetroSettings
-
-
-make = Retro
-
-
-def _game(name: str) -> str:
-    wanted, known = name.removeprefix(PREFIX), stable_retro.data.list_games(_STABLE)
-    for game in (wanted, wanted + VERSION):
-        if game in known:
-            return game
-    some = f"{len(known)} are known, such as {PREFIX}{known[0]}"
-    hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=some)
-    raise UsageError(f"stable-retro knows no game '{wanted}'", hint=hint)
-
-
-def _rom(name: str, game: str, folder: Path | None) -> str | None:
-    """The ROM file in `folder`; None where the package itself has one. InputMissing where there is none."""
+def _find_rom(name: str, game: str, folder: Path | None) -> str | None:
+    """Find the ROM file in `folder`; None where the package itself has one. InputMissing where there is none."""
     data = stable_retro.data
     if folder is None:
         try:
@@ -237,8 +220,8 @@ def _rom(name: str, game: str, folder: Path | None) -> str | None:
     )
 
 
-def _states(name: str, game: str, settings: _RetroSettings, split: str) -> tuple[str, ...]:
-    """Saved states in which episodes of `split` begin; ("",) for the game's own beginning."""
+def _choose_states(name: str, game: str, settings: _RetroSettings, split: str) -> tuple[str, ...]:
+    """Choose the saved states in which episodes of `split` begin; ("",) for the game's own beginning."""
     known = stable_retro.data.list_states(game, _STABLE)
     for state in (*settings.states, *settings.test_states):
         if state not in known:
@@ -251,10 +234,8 @@ def _states(name: str, game: str, settings: _RetroSettings, split: str) -> tuple
         raise UsageError(f"environment '{name}': states both of training and of test: {', '.join(both)}")
     if split == "test" and settings.test_states:
         return settings.test_states
-    return settings.states or (_default_state(game),)
-
-
-def _default_state(game: str) -> str:
+    if settings.states:
+        return settings.states
     path = stable_retro.data.get_file_path(game, "metadata.json", _STABLE)
-    state = json.loads(Path(path).read_text()).get("default_state") if path else None
-    return state or ""
+    default = json.loads(Path(path).read_text()).get("default_state") if path else None
+    return (default or "",)

@@ -37,8 +37,8 @@ class Cartridge:
     max_frames: int
 
 
-def color(console: str) -> tuple[int, int, int]:
-    """Of the frame around the pictures of `console`."""
+def choose_color(console: str) -> tuple[int, int, int]:
+    """Choose the colour of the frame around the pictures of `console`."""
     if console not in CONSOLES:
         return _UNKNOWN
     red, green, blue = colorsys.hsv_to_rgb(CONSOLES.index(console) / len(CONSOLES), 1.0, 1.0)
@@ -47,15 +47,15 @@ def color(console: str) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=8)
 def _areas(size: int, length: int) -> np.ndarray:
-    """(size, length) float32: which share of each of `length` pixels falls into each of `size` equal parts."""
+    """Compute which share of each of `length` pixels falls into each of `size` equal parts: (size, length) float32."""
     edges = np.linspace(0, length, size + 1)
     pixels = np.arange(length)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     return (np.clip(overlap, 0, None) * size / length).astype(np.float32)
 
 
-def picture(screen: np.ndarray, size: int, frame: Sequence[int]) -> np.ndarray:
-    """(height, width, 3) -> (size, size, 3) uint8: the screen, averaged over areas, inside a frame of 2 pixels."""
+def draw(screen: np.ndarray, size: int, frame: Sequence[int]) -> np.ndarray:
+    """Average a screen (height, width, 3) over areas, inside a frame of 2 pixels: (size, size, 3) uint8."""
     inner = size - 2 * _FRAME
     rows, columns = _areas(inner, screen.shape[0]), _areas(inner, screen.shape[1])
     shrunk = np.einsum("yh,hwc,xw->yxc", rows, screen.astype(np.float32), columns, optimize=True)
@@ -82,11 +82,11 @@ class _Emulator:
             data.Integrations.add_custom_path(self._folder.name)
             self._source = data.Integrations.CUSTOM
         self._env = stable_retro.RetroEnv(cartridge.game, inttype=self._source, render_mode="rgb_array")
-        self._frame = color(self._env.system)
+        self._frame = choose_color(self._env.system)
         self._idle = np.zeros(self._env.num_buttons, dtype=np.int8)
 
     def reset(self, state: str, idle_frames: int) -> tuple[np.ndarray, float, bool, bool]:
-        """The game from a saved state on, after some frames in which nothing is pressed."""
+        """Begin the game from a saved state, after some frames in which nothing is pressed."""
         if state:
             self._env.load_state(state, self._source)
         screen, _ = self._env.reset()
@@ -96,10 +96,10 @@ class _Emulator:
             if over:
                 screen, _ = self._env.reset()
                 break
-        return picture(screen, self.cartridge.size, self._frame), 0.0, False, False
+        return draw(screen, self.cartridge.size, self._frame), 0.0, False, False
 
     def step(self, buttons: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """`buttons` (12,) are those of the console, in its order; those beyond its own mean nothing."""
+        """Press `buttons` (12,) of the console, in its order; those beyond its own mean nothing."""
         pressed, total, over = self._idle.copy(), 0.0, False
         count = min(len(pressed), BUTTONS)
         pressed[:count] = buttons[:count]
@@ -110,7 +110,7 @@ class _Emulator:
             if over or self._frames >= self.cartridge.max_frames:
                 break
         late = self._frames >= self.cartridge.max_frames and not over
-        return picture(screen, self.cartridge.size, self._frame), total, bool(over), late
+        return draw(screen, self.cartridge.size, self._frame), total, bool(over), late
 
 
 def serve(descriptor: int) -> None:

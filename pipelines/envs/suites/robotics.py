@@ -36,10 +36,54 @@ class _RoboticsSettings(ProtocolSettings):
     """Steps of an episode; unset: what the ID says."""
 
 
+def list_names() -> list[str]:
+    """List every ID of the four families that can be played."""
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")  # it prints a notice about rewards that another release changed
+        import gymnasium_robotics
+
+        gymnasium.register_envs(gymnasium_robotics)
+    return [name for name in gymnasium.registry if _FAMILY.fullmatch(name) and not _OLD_PHYSICS.fullmatch(name)]
+
+
 class Robot(TaskEnv):
     """One environment of the four families, with its success."""
 
+    Settings = _RoboticsSettings
     has_success = True
+
+    @classmethod
+    def make(cls, name: str, settings: _RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
+        kind, known = name.removeprefix(PREFIX), list_names()
+        if kind not in known:
+            hint = did_you_mean(
+                kind,
+                known,
+                prefix=PREFIX,
+                otherwise=f"for others than the four families, gym:gymnasium_robotics:{kind}",
+                cutoff=0.75,
+            )
+            raise UsageError(f"unknown environment '{name}'", hint=hint)
+        if kind.startswith("Fetch"):
+            refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")
+        kwargs: dict[str, Any] = {"disable_env_checker": True, "render_mode": "rgb_array"}
+        if "Maze_" in kind:
+            kwargs["continuing_task"] = settings.continuing_task
+        if settings.reward_type is not None:
+            kwargs["reward_type"] = settings.reward_type
+        if settings.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = settings.max_episode_steps
+
+        def make_one() -> Robot:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # older versions are asked for by their names
+                return cls(gymnasium.make(kind, **kwargs), name)
+
+        return GymnasiumEnv(name, make_one, num_envs=num_envs, seed=seed, split=split)
 
     def __init__(self, env: gymnasium.Env, name: str) -> None:
         self._env, self.task = env, name
@@ -70,50 +114,3 @@ class Robot(TaskEnv):
 
     def close(self) -> None:
         self._env.close()
-
-
-def names() -> list[str]:
-    """Every ID of the four families that can be played."""
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")  # it prints a notice about rewards that another release changed
-        import gymnasium_robotics
-
-        gymnasium.register_envs(gymnasium_robotics)
-    return [name for name in gymnasium.registry if _FAMILY.fullmatch(name) and not _OLD_PHYSICS.fullmatch(name)]
-
-
-def settings_model(name: str) -> type[_RoboticsSettings]:
-    return _RoboticsSettings
-
-
-def make(name: str, settings: _RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    kind, known = name.removeprefix(PREFIX), names()
-    if kind not in known:
-        hint = did_you_mean(
-            kind,
-            known,
-            prefix=PREFIX,
-            otherwise=f"for others than the four families, gym:gymnasium_robotics:{kind}",
-            cutoff=0.75,
-        )
-        raise UsageError(f"unknown environment '{name}'", hint=hint)
-    if kind.startswith("Fetch"):
-        refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")
-    kwargs: dict[str, Any] = {"disable_env_checker": True, "render_mode": "rgb_array"}
-    if "Maze_" in kind:
-        kwargs["continuing_task"] = settings.continuing_task
-    if settings.reward_type is not None:
-        kwargs["reward_type"] = settings.reward_type
-    if settings.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = settings.max_episode_steps
-
-    def one() -> Robot:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # older versions are asked for by their names
-            return Robot(gymnasium.make(kind, **kwargs), name)
-
-    return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split)

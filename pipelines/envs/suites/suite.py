@@ -36,14 +36,14 @@ class ProtocolSettings(SettingsModel):
         return cls.PAPER
 
 
-def release(package: str) -> tuple[int, ...]:
-    """(major, minor) of an installed package."""
+def read_release(package: str) -> tuple[int, ...]:
+    """Read (major, minor) of an installed package."""
     return tuple(int(part) for part in metadata.version(package).split(".")[:2])
 
 
 def refuse_from(package: str, limit: tuple[int, int], *, name: str, why: str) -> None:
-    """InputMissing where `package` has release `limit` or a later one."""
-    if release(package) >= limit:
+    """Raise InputMissing where `package` has release `limit` or a later one."""
+    if read_release(package) >= limit:
         wanted = ".".join(map(str, limit))
         raise InputMissing(
             f"environment '{name}': {package} {metadata.version(package)} does not go with it: {why}",

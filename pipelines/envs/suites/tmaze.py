@@ -58,9 +58,21 @@ class _TMazeSettings(SettingsModel):
 class TMaze(NativeEnv):
     """N mazes. State: `x`, `y`, `time`, `side` of the goal (-1 or +1), `seen` (the sign was visited)."""
 
+    Settings = _TMazeSettings
+
     def __init__(self, name: str, settings: _TMazeSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
-        self.settings = settings
+        s = self.settings = settings
+        spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=4)),
+            horizon=s.episode_steps,
+            has_success=True,
+            about=f"{s.variant}: recall a sign over a corridor of {s.corridor} steps",
+            split="the same two tasks on both sides",
+            optimal_return=s.goal_reward,
+            optimal_success=(1.0,),
+        )
+        super().__init__(spec, num_envs=num_envs, seed=seed, split=split)
         self.x, self.y, self.time, self.side = np.zeros((4, num_envs), dtype=np.int64)
         self.seen = np.zeros(num_envs, dtype=bool)
         self._sign = np.zeros(num_envs, dtype=np.int64)
@@ -133,23 +145,3 @@ class TMaze(NativeEnv):
         """Right all the way, into the goal's arm with the last step."""
         turn = self.time == self.settings.episode_steps - 1
         return np.where(turn, np.where(self.side > 0, 1, 3), 0).astype(np.int32)
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _TMazeSettings
-
-
-make = TMaze
-
-
-def _spec(name: str, s: _TMazeSettings) -> EnvSpec:
-    return EnvSpec(
-        name=name,
-        spaces=Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=4)),
-        horizon=s.episode_steps,
-        has_success=True,
-        about=f"{s.variant}: recall a sign over a corridor of {s.corridor} steps",
-        split="the same two tasks on both sides",
-        optimal_return=s.goal_reward,
-        optimal_success=(1.0,),
-    )

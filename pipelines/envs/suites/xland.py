@@ -18,10 +18,8 @@ from xminigrid.core.goals import NUM_GOALS
 from xminigrid.envs.xland import XLandMiniGrid
 from xminigrid.types import RuleSet
 
-from pipelines.config.base import SettingsModel
-from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
-from pipelines.envs.suites.jax_env import Tree, as_numpy, folded, keys, merged
+from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult, unknown_task
+from pipelines.envs.suites.jax_env import Tree, fold_keys, make_keys, merge
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load, save
 from pipelines.errors import UsageError
@@ -74,18 +72,19 @@ class _XLandSettings(ProtocolSettings):
         return 3 * self.size**2
 
 
-class XLand(Env):
-    """N actors. What JAX holds: one `TimeStep` of all; counts of attempts are here."""
+class XLand(EpisodeEnv):
+    """N actors. JAX holds one `TimeStep` of all; counts of attempts are here."""
+
+    Settings = _XLandSettings
 
     def __init__(self, name: str, settings: _XLandSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(name, num_envs=num_envs, seed=seed, split=split)
         s = self.settings = settings
-        self._draws = Draws(seed, split, name)
-        self.rulesets = _rulesets(s)
+        self.rulesets = self._load_rulesets()
         train, test = self.rulesets.split(s.holdout, s.ruleset_seed)
         self._mine = test if split == "test" and len(test) else train
-        self._playing, self._named = self._mine, False
-        _check_room(name, s, self.rulesets)
+        self._playing = self._mine
+        self._require_room(name)
         self.spec = EnvSpec(
             name=name,
             spaces=_SPACES,
@@ -108,42 +107,37 @@ class XLand(Env):
         self._begins = np.zeros(num_envs, dtype=bool)
         self._keys = np.zeros((num_envs, 2), dtype=np.uint32)
         self._state: Tree = None
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
 
     def _reset_one(self, key: jax.Array, goal: jax.Array, rules: jax.Array, tiles: jax.Array) -> Tree:
         ruleset = RuleSet(goal=goal, rules=rules, init_tiles=tiles)
-        return _plain(self._env.reset(self._params.replace(ruleset=ruleset), key))
+        return _fix_types(self._env.reset(self._params.replace(ruleset=ruleset), key))
 
     def _step_one(self, state: Tree, action: jax.Array) -> Tree:
-        return _plain(self._env.step(self._params, state, action))
+        return _fix_types(self._env.step(self._params, state, action))
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        count = len(self._playing)
-        chosen = episodes % count if self._named else self._draws.integers(episodes, _RULESET, count)
-        self.ruleset[indices] = self._playing[chosen]
+        indices, episodes = self._advance(mask)
+        self.ruleset[indices] = self._playing[self._choose(episodes, _RULESET, len(self._playing))]
         self.attempt[indices] = 0
         seeds = np.zeros(self.num_envs, dtype=np.uint32)
-        seeds[indices] = self._draws.integers(episodes, SEED, 2**31)
+        seeds[indices] = self.draws.integers(episodes, SEED, 2**31)
         begun = np.zeros(self.num_envs, dtype=bool)
         begun[indices] = True
-        self._keys = merged(begun, keys(seeds), jnp.asarray(self._keys))
+        self._keys = merge(begun, make_keys(seeds), jnp.asarray(self._keys))
         self._begin(begun)
         self._begins = self._begins | begun
         return self._observe()
 
     def _begin(self, mask: np.ndarray) -> None:
         """Put the actors in `mask` at the start of an attempt, in a world of its own."""
-        own = folded(self._keys, self.attempt.astype(np.uint32))
+        own = fold_keys(self._keys, self.attempt.astype(np.uint32))
         r = self.rulesets
         state = self._reset_all(own, r.goals[self.ruleset], r.rules[self.ruleset], r.tiles[self.ruleset])
-        self._state = state if self._state is None else merged(mask, state, self._state)
+        self._state = state if self._state is None else merge(mask, state, self._state)
 
     def step(self, actions: np.ndarray) -> StepResult:
         self._state = self._step_all(self._state, np.asarray(actions, dtype=np.int32))
-        reward = as_numpy(self._state.reward, "float32")
+        reward = np.array(self._state.reward, dtype=np.float32)
         over = np.array(self._state.last(), dtype=bool)
         self.attempt += over
         terminated = self.attempt >= self.settings.attempts
@@ -164,14 +158,14 @@ class XLand(Env):
     def _observe(self) -> dict[str, np.ndarray]:
         state = self._state
         return {
-            "obs.cells": as_numpy(state.observation, "int32").reshape(self.num_envs, -1),
+            "obs.cells": np.array(state.observation, dtype=np.int32).reshape(self.num_envs, -1),
             "obs.goal": self.rulesets.goals[self.ruleset].astype(np.int32),
-            "obs.direction": as_numpy(state.state.agent.direction, "int32"),
+            "obs.direction": np.array(state.state.agent.direction, dtype=np.int32),
             "obs.begins": self._begins[:, None].astype(np.uint8),
         }
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """`DIFFICULTY/NUMBER` or `FILE/NUMBER`, the ruleset's number among all."""
+        """Name the ruleset: `DIFFICULTY/NUMBER` or `FILE/NUMBER`, its number among all."""
         return [f"{self.settings.label}/{number}" for number in self.ruleset[indices].tolist()]
 
     def play_only(self, tasks: Sequence[str]) -> None:
@@ -183,41 +177,34 @@ class XLand(Env):
                     name, self.spec.name, hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}"
                 )
             numbers.append(int(number))
-        self._playing, self._named = np.array(numbers), True
+        self._playing, self._in_turn = np.array(numbers), True
+
+    def _load_rulesets(self) -> Rulesets:
+        s = self.settings
+        if s.rulesets_file is not None and s.rulesets_file.exists():
+            return load(s.rulesets_file)
+        try:
+            made = generate(s.difficulty, s.rulesets, s.ruleset_seed)
+        except ValueError as error:
+            raise UsageError(f"env.rulesets: {error}") from error
+        if s.rulesets_file is not None:
+            save(s.rulesets_file, made)
+        return made
+
+    def _require_room(self, name: str) -> None:
+        """Raise UsageError unless all tiles of a ruleset, and the agent, find a free cell."""
+        s = self.settings
+        if s.rooms == 9 and s.size % 3 != 1:
+            raise UsageError(f"environment '{name}': nine rooms need a size of 7, 10, 13, ...", hint="set env.size so")
+        walls = {1: 0, 2: 1, 4: 2, 6: 2, 9: 4}[s.rooms]
+        free, needed = (s.size - 2) ** 2 - walls * (s.size - 2), self.rulesets.tiles.shape[1] + 1
+        if free < needed:
+            raise UsageError(
+                f"environment '{name}': {needed} things do not fit into {s.rooms} rooms of {s.size}x{s.size} cells",
+                hint="set env.size higher, or env.rooms lower",
+            )
 
 
-def _plain(timestep: Any) -> Any:
-    """With every leaf of a type that does not change from step to step, so that a step is compiled once."""
+def _fix_types(timestep: Any) -> Any:
+    """Give every leaf a type that does not change from step to step, so that a step is compiled once."""
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), timestep)
-
-
-def _rulesets(s: _XLandSettings) -> Rulesets:
-    if s.rulesets_file is not None and s.rulesets_file.exists():
-        return load(s.rulesets_file)
-    try:
-        made = generate(s.difficulty, s.rulesets, s.ruleset_seed)
-    except ValueError as error:
-        raise UsageError(f"env.rulesets: {error}") from error
-    if s.rulesets_file is not None:
-        save(s.rulesets_file, made)
-    return made
-
-
-def _check_room(name: str, s: _XLandSettings, rulesets: Rulesets) -> None:
-    """All tiles of a ruleset, and the agent, must find a free cell."""
-    if s.rooms == 9 and s.size % 3 != 1:
-        raise UsageError(f"environment '{name}': nine rooms need a size of 7, 10, 13, ...", hint="set env.size so")
-    walls = {1: 0, 2: 1, 4: 2, 6: 2, 9: 4}[s.rooms]
-    free, needed = (s.size - 2) ** 2 - walls * (s.size - 2), rulesets.tiles.shape[1] + 1
-    if free < needed:
-        raise UsageError(
-            f"environment '{name}': {needed} things do not fit into {s.rooms} rooms of {s.size}x{s.size} cells",
-            hint="set env.size higher, or env.rooms lower",
-        )
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return _XLandSettings
-
-
-make = XLand

@@ -15,12 +15,13 @@ every other object, without importing or calling it.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from pipelines.files.atomic import write_atomically
 
 Kind = Literal["trivial", "small", "medium", "high"]
 _Tile = tuple[int, int]
-_T = TypeVar("_T")
 
 _GOAL_WIDTH, _RULE_WIDTH = 5, 7
 _CONVERT = "convert a published benchmark once: pipelines.envs.suites.xland_rulesets.convert('{}', 'NAME.npz')"
@@ -83,14 +83,14 @@ class Rulesets:
         return len(self.goals)
 
     def split(self, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rulesets to train on, and of the `share` that is held out, in a random order."""
+        """Draw the numbers of the rulesets to train on, and of the `share` that is held out, in a random order."""
         order = np.random.default_rng([seed, len(self)]).permutation(len(self))
         held_out = round(share * len(self))
         return order[held_out:], order[:held_out]
 
 
 def generate(kind: Kind, count: int, seed: int) -> Rulesets:
-    """`count` different rulesets of a difficulty. ValueError where there are not so many."""
+    """Generate `count` different rulesets of a difficulty. ValueError where there are not so many."""
     difficulty, rng = DIFFICULTIES[kind], np.random.default_rng(seed)
     goals = np.zeros((count, _GOAL_WIDTH), dtype=np.uint8)
     rules = np.zeros((count, difficulty.rules, _RULE_WIDTH), dtype=np.uint8)
@@ -101,7 +101,7 @@ def generate(kind: Kind, count: int, seed: int) -> Rulesets:
         tries += 1
         if tries > 20 * count + 1000:
             raise ValueError(f"no {count} different rulesets of difficulty '{kind}' were found")
-        goal, made, lying = _ruleset(difficulty, rng)
+        goal, made, lying = _draw_ruleset(difficulty, rng)
         code = repr((goal, sorted(made), sorted(lying))).encode()
         if code in seen:
             continue
@@ -114,13 +114,23 @@ def generate(kind: Kind, count: int, seed: int) -> Rulesets:
     return Rulesets(goals, rules, tiles)
 
 
-def _ruleset(
+def _draw_ruleset(
     difficulty: Difficulty, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[_Tile]]:
+    """Draw a goal, rules, and the tiles that are in the room."""
     unused = [TILES[i] for i in rng.permutation(len(TILES))]
-    takes = _takes(GOALS, rng)
-    wanted = [unused.pop() for _ in range(takes)]
-    goal = _encoded(_one_of(GOALS[takes], rng), wanted)
+
+    def take(kinds: Mapping[int, tuple[int, ...]]) -> list[_Tile]:
+        """Take one or two unused tiles, so that each of the kinds is as likely."""
+        return [unused.pop() for _ in range(1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2]))))]
+
+    def encode(kinds: Mapping[int, tuple[int, ...]], tiles: list[_Tile], *products: _Tile) -> tuple[int, ...]:
+        """Draw a goal or rule that takes these tiles, and encode it."""
+        number = kinds[len(tiles)][int(rng.integers(len(kinds[len(tiles)])))]
+        return (number, *(entry for tile in (*tiles, *products) for entry in tile))
+
+    wanted = take(GOALS)
+    goal = encode(GOALS, wanted)
     rules: list[tuple[int, ...]] = []
     lying: list[_Tile] = []
     level = wanted
@@ -130,31 +140,19 @@ def _ruleset(
             if depth == difficulty.depth or rng.random() < difficulty.cut:
                 lying.append(tile)
                 continue
-            inputs = [unused.pop() for _ in range(_takes(RULES, rng))]
-            rules.append(_encoded(_one_of(RULES[len(inputs)], rng), [*inputs, tile]))
+            inputs = take(RULES)
+            rules.append(encode(RULES, inputs, tile))
             following += inputs
         level = following
     needed, junk = list(lying), [unused.pop() for _ in range(difficulty.distractors)]
     for _ in range(rng.integers(difficulty.spoilers + 1)):
-        inputs = [_one_of(junk, rng)]
+        inputs = [junk[int(rng.integers(len(junk)))]]
         if rng.random() < 0.5:
-            inputs.append(_one_of([tile for tile in (*needed, *junk) if tile != inputs[0]], rng))
-        rules.append(_encoded(_one_of(RULES[len(inputs)], rng), [*inputs, unused.pop()]))
+            others = [tile for tile in (*needed, *junk) if tile != inputs[0]]
+            inputs.append(others[int(rng.integers(len(others)))])
+        rules.append(encode(RULES, inputs, unused.pop()))
     order = rng.permutation(len(rules))
     return goal, [rules[i] for i in order], needed + junk
-
-
-def _takes(kinds: Mapping[int, tuple[int, ...]], rng: np.random.Generator) -> int:
-    """One or two tiles, so that each of the kinds is as likely."""
-    return 1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2])))
-
-
-def _encoded(number: int, tiles: list[_Tile]) -> tuple[int, ...]:
-    return (number, *(entry for tile in tiles for entry in tile))
-
-
-def _one_of(choices: Sequence[_T], rng: np.random.Generator) -> _T:
-    return choices[int(rng.integers(len(choices)))]
 
 
 def save(path: Path, rulesets: Rulesets) -> None:
@@ -172,13 +170,16 @@ def load(path: Path) -> Rulesets:
     except FileNotFoundError as error:
         raise InputMissing(f"rulesets file '{path}' does not exist") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        hint = _CONVERT.format(path) if _is_bz2(path) else None
+        hint = None
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if file.read(3) == b"BZh":  # perhaps a published benchmark
+                hint = _CONVERT.format(path)
         raise IntegrityError(f"'{path}' is not a rulesets file: {error}", hint=hint) from error
-    return checked(Rulesets(*arrays), path)
+    return _check(Rulesets(*arrays), path)
 
 
-def checked(rulesets: Rulesets, path: Path) -> Rulesets:
-    """`rulesets` as they are. IntegrityError, which names `path`, where they have other types or shapes."""
+def _check(rulesets: Rulesets, path: Path) -> Rulesets:
+    """Return `rulesets` as they are. IntegrityError, which names `path`, where they have other types or shapes."""
     goals, rules, tiles = arrays = (rulesets.goals, rulesets.rules, rulesets.tiles)
     shapes = [array.shape[1:] for array in arrays]
     fits = (
@@ -192,15 +193,6 @@ def checked(rulesets: Rulesets, path: Path) -> Rulesets:
             f"'{path}' is not a rulesets file: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
         )
     return rulesets
-
-
-def _is_bz2(path: Path) -> bool:
-    """Whether `path` may be a published benchmark."""
-    try:
-        with path.open("rb") as file:
-            return file.read(3) == b"BZh"
-    except OSError:
-        return False
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, MemoryError)
@@ -226,7 +218,7 @@ def read(path: Path) -> Rulesets:
         raise InputMissing(f"rulesets file '{path}' does not exist") from error
     except (pickle.UnpicklingError, *_UNREADABLE) as error:
         raise IntegrityError(f"'{path}' is not a published benchmark of XLand-MiniGrid: {error}") from error
-    return checked(Rulesets(*arrays), path)
+    return _check(Rulesets(*arrays), path)
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -241,14 +233,14 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _as_bytes(text: str, encoding: str) -> bytes:
-    """Bytes, as pickles of protocol 2 spell them."""
+    """Make bytes, as pickles of protocol 2 spell them."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it has text in the encoding '{encoding}'")
     return text.encode(encoding)
 
 
 def _jax_array(rebuild: Callable[..., np.ndarray], arguments: tuple[Any, ...], state: Any, _: Any) -> np.ndarray:
-    """The numpy array inside a pickled array of JAX."""
+    """Rebuild the numpy array inside a pickled array of JAX."""
     array = rebuild(*arguments)
     array.__setstate__(state)
     return array

@@ -22,7 +22,7 @@ class _NpzArrays:
     def __init__(self, path: Path) -> None:
         self.attrs = dict[str, Any]()
         self._archive = NpzArchive(path)
-        self._read: dict[str, _Loaded] = {}
+        self._read: dict[str, _NpzArray] = {}
 
     def close(self) -> None:
         self._archive.close()
@@ -34,14 +34,14 @@ class _NpzArrays:
     def __contains__(self, name: str) -> bool:
         return name in self._archive
 
-    def __getitem__(self, name: str) -> _Loaded:
+    def __getitem__(self, name: str) -> _NpzArray:
         if name not in self._read:
-            self._read[name] = _Loaded(name, self._archive[name])
+            self._read[name] = _NpzArray(name, self._archive[name])
         return self._read[name]
 
 
-class _Loaded:
-    """An array in memory as h5py's datasets are."""
+class _NpzArray:
+    """An array in memory behind the interface of h5py's datasets."""
 
     chunks = None
 
@@ -78,26 +78,26 @@ def open_flat(path: Path, *, cache_bytes: int) -> Any:
     return hdf5.open_file(path, cache_bytes=cache_bytes)
 
 
-def array(file: Any, text: str, *, path: Path) -> Any:
+def open_array(file: Any, text: str, *, path: Path) -> Any:
     """Open the array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
-    name, bounds = part_of(text)
+    name, bounds = split_slice(text)
     if isinstance(file, _NpzArrays):
         if name not in file:
             raise InputMissing(f"'{path}': '{name}' is missing", hint=f"it has: {', '.join(sorted(file.keys()))}")
         values: Any = file[name]
     else:
-        values = hdf5.array(file, name, path=path)
-    return values if bounds is None else Columns(values, *within(bounds, values.shape, text, what=f"'{path}'"))
+        values = hdf5.open_array(file, name, path=path)
+    return values if bounds is None else Columns(values, *find_slice(bounds, values.shape, text, what=f"'{path}'"))
 
 
-def part_of(text: str) -> tuple[str, tuple[str, str] | None]:
+def split_slice(text: str) -> tuple[str, tuple[str, str] | None]:
     """Split `NAME[START:STOP]` into the name and the bounds; None for `NAME` alone."""
     found = _SLICE.fullmatch(text)
     return (found["name"], (found["start"], found["stop"])) if found else (text, None)
 
 
-def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: str) -> tuple[int, int]:
-    """Return bounds as numbers. InputMissing unless arrays of this shape have such columns; `text` names them."""
+def find_slice(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: str) -> tuple[int, int]:
+    """Convert bounds to numbers. InputMissing unless arrays of this shape have such columns; `text` names them."""
     width = shape[1] if len(shape) == 2 else 0
     start, stop = int(bounds[0] or 0), int(bounds[1] or width)
     if not 0 <= start < stop <= width:
@@ -107,9 +107,9 @@ def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: 
     return start, stop
 
 
-def leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays at or below `name`, as `hdf5.leaves`."""
+def walk_leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays at or below `name`, as `hdf5.walk_leaves`."""
     if isinstance(file, _NpzArrays):
         yield "", file[name]
     else:
-        yield from hdf5.leaves(file[name], path)
+        yield from hdf5.walk_leaves(file[name], path)

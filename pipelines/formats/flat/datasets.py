@@ -1,15 +1,24 @@
-"""D4RL's datasets by name: where they lie, their checksums, and the file of one on this host."""
+"""D4RL's datasets by name: where they lie, their checksums, and the file of one on this host, fetched once."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import secrets
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
-from pipelines.errors import InputMissing
-from pipelines.events import Listener, silent
-from pipelines.formats.download import fetched
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.atomic import explained, publish
+from pipelines.files.locks import hold_lock
+from pipelines.files.user_cache import cache_home
 from pipelines.nearest import did_you_mean
 
+_PIECE = 1 << 20
+_TIMEOUT_SECONDS = 30.0
 SITE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 
 # SHA-256 of the files at SITE, as TensorFlow Datasets lists them; None: listed nowhere.
@@ -166,15 +175,15 @@ _LIMITS = {
 }
 
 
-def time_limit(label: str) -> int | None:
-    """Return the time limit of the environment of a D4RL dataset; None if `label` does not name one."""
+def find_time_limit(label: str) -> int | None:
+    """Find the time limit of the environment of a D4RL dataset; None if `label` does not name one."""
     name = label.replace("_", "-").lower()
     if name not in DATASETS and _FAMILY.fullmatch(label) is None and not name.startswith(("antmaze-", "maze2d-")):
         return None
     return next((steps for start, steps in _LIMITS.items() if name == start or name.startswith(f"{start}-")), None)
 
 
-def locate(place: str, listener: Listener = silent) -> Path:
+def find_file(place: str, listener: Listener = silent) -> Path:
     """Find the file that `place` names: a path, a folder with one HDF5 file, or a dataset's name, which is fetched.
 
     InputMissing where there is neither, or where it cannot be fetched.
@@ -191,10 +200,55 @@ def locate(place: str, listener: Listener = silent) -> Path:
             raise InputMissing(f"no file '{place}', and no dataset of that name", hint=hint)
         return path
     below, sha256 = DATASETS[place]
-    return fetched(f"{SITE}/{below}", name=f"{place}.hdf5", sha256=sha256, listener=listener)
+    path = cache_home() / "datasets" / f"{place}.hdf5"
+    if path.is_file():
+        return path
+    with explained(f"write '{path.parent}' (AMAGO_CACHE names another place)"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with hold_lock(path.with_name(f".{path.name}.lock")):  # one process of a host fetches, the others wait
+        if not path.is_file():
+            _fetch(f"{SITE}/{below}", path, sha256, listener)
+    return path
 
 
-def environment(label: str) -> str:
+def name_environment(label: str) -> str:
     """Map `hopper_medium-v2` to "hopper", D4RL's name of the environment; return any other label as it is."""
     found = _FAMILY.fullmatch(label)
     return found["env"] if found else label
+
+
+def _fetch(url: str, path: Path, sha256: str | None, listener: Listener) -> None:
+    """Fetch a file to a temporary name, check it, and rename it.
+
+    InputMissing if it cannot be reached; IntegrityError if its SHA-256 is another, or it is shorter than announced.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    digest, done = hashlib.sha256(), 0
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
+            size = int(answer.headers.get("Content-Length") or 0)
+            while piece := answer.read(_PIECE):
+                with explained(f"write '{part}'"), part.open("ab") as file:
+                    file.write(piece)
+                digest.update(piece)
+                done += len(piece)
+                listener(Progress(stage=f"fetch {path.name}", done=done, total=size or None, unit="B"))
+        if done < size:
+            raise IntegrityError(f"'{url}' ended after {done:,} of {size:,} bytes", hint="repeat the command")
+        found = digest.hexdigest()
+        if sha256 is not None and found != sha256:
+            raise IntegrityError(
+                f"what '{url}' gave is not the file that was published (SHA-256 {found}, {sha256} expected)",
+                hint="repeat the command, or fetch it yourself and give its path",
+            )
+        if sha256 is None:
+            listener(Notice(text=f"{path.name}: no checksum of it is known; its SHA-256 is {found}", level="warning"))
+        with explained(f"write '{path}'"):
+            publish(part, path)
+    except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+        reason = error if isinstance(error, HTTPError) else getattr(error, "reason", None) or error
+        raise InputMissing(
+            f"cannot fetch '{url}': {reason}", hint=f"fetch it elsewhere and give its path, or put it at '{path}'"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)

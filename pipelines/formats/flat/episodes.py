@@ -19,8 +19,8 @@ import numpy as np
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
 from pipelines.formats.base import Request
-from pipelines.formats.intake import flags
-from pipelines.formats.transitions import MOST_UNRELATED, breaks_notice, differ, unrelated_notice
+from pipelines.formats.intake import read_flags
+from pipelines.formats.transitions import MOST_UNRELATED, describe_breaks, differ
 
 _SCAN = 1 << 20  # steps of flags read at a time
 _ENDS_KEPT = 16  # next observations are kept of at most one row in so many
@@ -87,31 +87,42 @@ def find_pieces(
     is known, and `source.horizon` says nothing. `exported`: our own export, which marks every end.
     """
     settings, listener = request.settings, request.listener
-    over = _flags(arrays.terminal, path)
-    cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
+    over = _read_all_flags(arrays.terminal, path)
+    cut = _read_all_flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
     marks = over | cut
     marks[-1] = True
     if arrays.stride:
         marks[arrays.stride - 1 :: arrays.stride] = True
     closing = None
     if arrays.following and not exported:
-        found, closing = _breaks(arrays, marks, block_rows)
+        found, closing = _find_breaks(arrays, marks, block_rows)
         breaks = found & ~marks
         inside = int((~marks).sum())
         count = int(breaks.sum())
         if count > MOST_UNRELATED * inside:
             marks[:] = True
             closing = None
-            listener(unrelated_notice(f"'{path}'", count, inside))
+            listener(describe_breaks(f"'{path}'", count, inside, unrelated=True))
         elif count:
             marks |= breaks
-            listener(breaks_notice(f"'{path}'", count, inside))
+            listener(describe_breaks(f"'{path}'", count, inside, unrelated=False))
     ends = np.flatnonzero(marks) + 1
     horizon = settings.horizon if isinstance(settings.horizon, int) else 0
     if settings.horizon == "auto" and not cut.any() and not exported:
-        horizon = _known_limit(arrays, ends, limit, request, path)
-    within = _divided(ends, horizon) if horizon else ends
-    pieces = _divided(within, settings.longest)
+        if limit is None and arrays.timeout is None and not arrays.following:
+            raise InputMissing(
+                f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that ran into "
+                "it would be joined",
+                hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
+            )
+        if limit is not None and int(np.diff(ends, prepend=0).max()) > limit:
+            text = (
+                f"'{path}' marks no timeouts: episodes are cut after {limit:,} steps, the time limit (source.horizon)"
+            )
+            listener(Notice(text=text))
+            horizon = limit
+    within = _divide(ends, horizon) if horizon else ends
+    pieces = _divide(within, settings.longest)
     last = pieces - 1
     return _Pieces(
         begin=np.concatenate([[0], pieces[:-1]]),
@@ -124,26 +135,8 @@ def find_pieces(
     )
 
 
-def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: Request, path: Path) -> int:
-    """Return the length at which episodes without timeouts are cut; 0 for no limit."""
-    if limit is None:
-        if arrays.timeout is None and not arrays.following:
-            raise InputMissing(
-                f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that ran into "
-                "it would be joined",
-                hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
-            )
-        return 0
-    longest = int(np.diff(ends, prepend=0).max())
-    if longest <= limit:
-        return 0
-    text = f"'{path}' marks no timeouts: episodes are cut after {limit:,} steps, the time limit (source.horizon)"
-    request.listener(Notice(text=text))
-    return limit
-
-
-def _breaks(arrays: Arrays, marks: np.ndarray, block_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-    """Return (N,): whether the next observation of a row differs from the observation of the next row; and the next
+def _find_breaks(arrays: Arrays, marks: np.ndarray, block_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    """Find, (N,), whether the next observation of a row differs from the observation of the next row; and the next
     observations of these rows and of those in `marks` by column, unless there are too many to keep.
     """
     breaks = np.zeros(arrays.steps, dtype=bool)
@@ -163,7 +156,7 @@ def _breaks(arrays: Arrays, marks: np.ndarray, block_rows: int) -> tuple[np.ndar
     return breaks, {name: np.concatenate(rows) for name, rows in kept.items()} if room >= 0 else None
 
 
-def _divided(ends: np.ndarray, most: int) -> np.ndarray:
+def _divide(ends: np.ndarray, most: int) -> np.ndarray:
     """Divide episodes that end at `ends` into pieces of at most `most` steps, and return the ends of these."""
     begin = np.concatenate([[0], ends[:-1]])
     if (ends - begin).max() <= most:
@@ -172,10 +165,10 @@ def _divided(ends: np.ndarray, most: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _flags(values: Any, path: Path) -> np.ndarray:
+def _read_all_flags(values: Any, path: Path) -> np.ndarray:
     """Read flags of any dtype and of shape (N,) or (N, 1) as (N,) bool."""
     if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
         raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
     name, what = values.name.lstrip("/"), f"'{path}'"
     starts = range(0, len(values), _SCAN)
-    return np.concatenate([flags(values[at : at + _SCAN], name, what=what, first=at) for at in starts])
+    return np.concatenate([read_flags(values[at : at + _SCAN], name, what=what, first=at) for at in starts])

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.formats.intake import flags
+from pipelines.formats.intake import read_flags
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 
 NAMES = {
@@ -34,7 +34,7 @@ _MASKS, _ENDS, _VALIDS, _DONES = "masks", "dones_float", "valids", "dones"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flags:
+class FlatFlags:
     """Flags of the steps of a file; `closing`: the last row of a trajectory only observes what the one before it led
     to. `notes` say what was assumed.
     """
@@ -53,6 +53,11 @@ class Computed:
     def __init__(self, name: str, shape: tuple[int, ...], compute: Callable[[Any], np.ndarray], dtype: str) -> None:
         self.name, self.shape, self.dtype = name, shape, np.dtype(dtype)
         self._compute = compute
+
+    @classmethod
+    def zeros(cls, name: str, length: int, dtype: str) -> Computed:
+        """Make a value of 0 for each of `length` steps."""
+        return cls(name, (length,), lambda rows: np.zeros(len(range(length)[rows]), dtype), dtype)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -86,94 +91,74 @@ class Environments:
         return np.concatenate(parts)
 
 
-def observations_name(file: Any) -> str:
-    """Return the name of the array or group of observations."""
-    return next((name for name in _OBSERVATIONS if name in file), _OBSERVATIONS[0])
+class FlatNames:
+    """The names by which a file has its arrays: as `given`, else the first known one that is there, else D4RL's.
 
-
-def names_in(file: Any, given: Mapping[str, str]) -> dict[str, str]:
-    """Map our names to the file's: as `given`, else the first known name that is there, else D4RL's."""
-    found = {ours: next((name for name in names if name in file), names[0]) for ours, names in NAMES.items()}
-    return found | {ours: theirs for ours, theirs in given.items() if ours in NAMES}
-
-
-def lacking(file: Any, names: Mapping[str, str]) -> list[str]:
-    """List required arrays that are missing."""
-    needed = [ACTION] + [REWARD] * (not is_reward_free(file, names)) + [TERMINATED]
-    if _VALIDS in file or _MASKS in file:
-        needed.remove(TERMINATED)
-    return [names[name] for name in needed if names[name] not in file and "[" not in names[name]]
-
-
-def is_reward_free(file: Any, names: Mapping[str, str]) -> bool:
-    """Return whether a file has no rewards and only one kind of end, as OGBench's files and demonstrations."""
-    known = names[REWARD] != NAMES[REWARD][0] or names[REWARD] in file
-    return not known and names[TERMINATED] in file and names[TRUNCATED] not in file
-
-
-def zeros(name: str, length: int, dtype: str) -> Computed:
-    """Return a value of 0 for each of `length` steps."""
-    return Computed(name, (length,), lambda rows: np.zeros(len(range(length)[rows]), dtype), dtype)
-
-
-def environments(actions: Any, terminal: Any) -> int:
-    """Return the number E of environments that are stored side by side, (N, E, ...); 0 if each row is a step."""
-    side_by_side = len(actions.shape) > 2 and tuple(actions.shape[:2]) == tuple(terminal.shape)
-    return int(terminal.shape[1]) if side_by_side else 0
-
-
-def flags_of(
-    file: Any,
-    names: Mapping[str, str],
-    given: Mapping[str, str],
-    *,
-    followed: bool,
-    read: Callable[[str], Any],
-    what: str,
-) -> _Flags:
-    """Find the flags; `given` are the names of the settings, `followed` says that next observations are in the file.
-
-    `read` returns the array of a name; `what` names the file in errors.
+    `observations`: of the array or group of observations. `is_reward_free`: there are no rewards and only one kind of
+    end, as in OGBench's files and demonstrations.
     """
-    timeout = read(names[TRUNCATED]) if names[TRUNCATED] in file else None
-    if TERMINATED in given or TRUNCATED in given:
-        return _Flags(terminal=read(names[TERMINATED]), timeout=timeout)
-    if _VALIDS in file and not followed:
-        valids = read(_VALIDS)
-        notes = ("rows whose 'valids' is 0 end a trajectory; it is not terminated",)
-        return _Flags(
-            terminal=zeros(TERMINATED, len(valids), "bool"), timeout=_not(valids, what), closing=True, notes=notes
-        )
-    if _MASKS in file:
-        ends = next((name for name in (_ENDS, names[TRUNCATED], names[TERMINATED]) if name in file), None)
-        terminal = _not(read(_MASKS), what)
-        return _Flags(terminal=terminal, timeout=None if ends is None else _without(read(ends), terminal, what))
-    terminal = read(names[TERMINATED])
-    if is_reward_free(file, names):
-        text = f"there are no rewards: they are 0, and '{names[TERMINATED]}' end a trajectory without terminating it"
-        return _Flags(
-            terminal=zeros(TERMINATED, len(terminal), "bool"), timeout=terminal, closing=not followed, notes=(text,)
-        )
-    if names[TERMINATED] != _DONES:
-        return _Flags(terminal=terminal, timeout=timeout)
-    if timeout is None:
-        text = "'dones' are taken for terminations; name the time limits among them by source.columns.truncated"
-        return _Flags(terminal=terminal, timeout=None, notes=(text,))
-    return _Flags(terminal=_without(terminal, timeout, what), timeout=timeout)
 
+    def __init__(self, file: Any, given: Mapping[str, str]) -> None:
+        self._file, self._given = file, {ours: theirs for ours, theirs in given.items() if ours in NAMES}
+        found = {ours: next((name for name in names if name in file), names[0]) for ours, names in NAMES.items()}
+        self._names = found | self._given
+        self.observations = next((name for name in _OBSERVATIONS if name in file), _OBSERVATIONS[0])
+        knows_rewards = self[REWARD] != NAMES[REWARD][0] or REWARD in self
+        self.is_reward_free = not knows_rewards and TERMINATED in self and TRUNCATED not in self
 
-def _not(values: Any, what: str) -> Computed:
-    def compute(rows: Any) -> np.ndarray:
-        return ~flags(values[rows], values.name, what=what).reshape(np.shape(values[rows]))
+    def __getitem__(self, ours: str) -> str:
+        return self._names[ours]
 
-    return Computed(values.name, values.shape, compute, "bool")
+    def __contains__(self, ours: object) -> bool:
+        return self._names.get(str(ours)) in self._file
 
+    def list_missing(self) -> list[str]:
+        """List required arrays that are missing."""
+        needed = [ACTION] + [REWARD] * (not self.is_reward_free) + [TERMINATED]
+        if _VALIDS in self._file or _MASKS in self._file:
+            needed.remove(TERMINATED)
+        return [self[name] for name in needed if name not in self and "[" not in self[name]]
 
-def _without(values: Any, others: Any, what: str) -> Computed:
-    """Return `values` where `others` are not set."""
+    def find_flags(self, read: Callable[[str], Any], *, followed: bool, what: str) -> FlatFlags:
+        """Find the flags; `followed` says that next observations are in the file.
 
-    def compute(rows: Any) -> np.ndarray:
-        chosen, excepted = (flags(one[rows], one.name, what=what) for one in (values, others))
-        return (chosen & ~excepted).reshape(np.shape(values[rows]))
+        `read` returns the array of a name; `what` names the file in errors.
+        """
 
-    return Computed(values.name, values.shape, compute, "bool")
+        def negate(values: Any) -> Computed:
+            def compute(rows: Any) -> np.ndarray:
+                return ~read_flags(values[rows], values.name, what=what).reshape(np.shape(values[rows]))
+
+            return Computed(values.name, values.shape, compute, "bool")
+
+        def subtract(values: Any, others: Any) -> Computed:  # where the others are not set
+            def compute(rows: Any) -> np.ndarray:
+                chosen, excepted = (read_flags(one[rows], one.name, what=what) for one in (values, others))
+                return (chosen & ~excepted).reshape(np.shape(values[rows]))
+
+            return Computed(values.name, values.shape, compute, "bool")
+
+        file = self._file
+        timeout = read(self[TRUNCATED]) if TRUNCATED in self else None
+        if TERMINATED in self._given or TRUNCATED in self._given:
+            return FlatFlags(terminal=read(self[TERMINATED]), timeout=timeout)
+        if _VALIDS in file and not followed:
+            valids = read(_VALIDS)
+            notes = ("rows whose 'valids' is 0 end a trajectory; it is not terminated",)
+            none = Computed.zeros(TERMINATED, len(valids), "bool")
+            return FlatFlags(terminal=none, timeout=negate(valids), closing=True, notes=notes)
+        if _MASKS in file:
+            ends = next((name for name in (_ENDS, self[TRUNCATED], self[TERMINATED]) if name in file), None)
+            terminal = negate(read(_MASKS))
+            return FlatFlags(terminal=terminal, timeout=None if ends is None else subtract(read(ends), terminal))
+        terminal = read(self[TERMINATED])
+        if self.is_reward_free:
+            text = f"there are no rewards: they are 0, and '{self[TERMINATED]}' end a trajectory without terminating it"
+            none = Computed.zeros(TERMINATED, len(terminal), "bool")
+            return FlatFlags(terminal=none, timeout=terminal, closing=not followed, notes=(text,))
+        if self[TERMINATED] != _DONES:
+            return FlatFlags(terminal=terminal, timeout=timeout)
+        if timeout is None:
+            text = "'dones' are taken for terminations; name the time limits among them by source.columns.truncated"
+            return FlatFlags(terminal=terminal, timeout=None, notes=(text,))
+        return FlatFlags(terminal=subtract(terminal, timeout), timeout=timeout)

@@ -8,14 +8,14 @@ files of the same names.
     trajectories        optional (ours): what is known of each trajectory, as JSON
     infos/*, metadata/* infos may become observations; metadata of one line goes into tags
 
-`flat_names` has what other tools call them. `source.columns` names arrays that are called otherwise still, ours to
+`flat.names` lists what other tools call them. `source.columns` names arrays that are called otherwise still, ours to
 theirs: obs, obs.NAME, next_obs, action, reward, terminated, truncated, reset. An obs.NAME is a further observation, or
 a part of the one there is: `{"obs.observation" = "observations[0:27]", "obs.desired_goal" = "infos/goal"}`.
 
-Where episodes end: see `d4rl_episodes`. The last observation of one is next_observations there; without these it is in
-no file. Then a truncated episode loses its last step, the observation of which is what it ends with. A terminated one
-keeps it, for with it would go the reward that ended the episode: the observation before it is repeated, which no target
-is computed from (`source.missing_final = "drop"` drops it too).
+Where episodes end: see `flat.episodes`. The last observation of one is in next_observations; without these it is in no
+file. Then a truncated episode loses its last step, and ends with the observation of that step. Keep the last row of a
+terminated episode: dropping it would drop the terminal reward. Its next observation is a copy and never used in a
+target (`source.missing_final = "drop"` drops it too).
 """
 
 from __future__ import annotations
@@ -29,26 +29,16 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.formats.flat.arrays import array, leaves, open_flat
-from pipelines.formats.flat.datasets import environment, locate, time_limit
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
+from pipelines.formats.flat.arrays import open_array, open_flat, walk_leaves
+from pipelines.formats.flat.datasets import find_file, find_time_limit, name_environment
 from pipelines.formats.flat.episodes import Arrays, find_pieces
-from pipelines.formats.flat.names import (
-    NAMES,
-    Environments,
-    environments,
-    flags_of,
-    is_reward_free,
-    lacking,
-    names_in,
-    observations_name,
-    zeros,
-)
-from pipelines.formats.hdf5 import CHUNK_CACHE, chunk_bytes, reading, scalar
-from pipelines.formats.intake import Intake, action_box, agreed, inferred
-from pipelines.formats.minari.reader import own_paths
-from pipelines.formats.records import info_of, spaces_of
-from pipelines.formats.transitions import Steps, lay
+from pipelines.formats.flat.names import NAMES, Computed, Environments, FlatNames
+from pipelines.formats.hdf5 import CHUNK_CACHE, as_scalar, reading
+from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces
+from pipelines.formats.minari.reader import find_paths
+from pipelines.formats.records import read_info, read_spaces
+from pipelines.formats.transitions import Steps, lay_out
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -65,47 +55,49 @@ class FlatImporter:
 
     def __init__(self, request: Request) -> None:
         self._settings, self._kind = request.settings, request.kind
-        self._path = locate(request.place, request.listener)
+        self._path = find_file(request.place, request.listener)
         self._what = f"'{self._path}'"
         self.label = self._path.stem
-        self.env = environment(self.label)
+        self.env = name_environment(self.label)
         self.dropped = 0
         self._file = open_flat(self._path, cache_bytes=CHUNK_CACHE)
-        self._observations = observations_name(self._file)
-        self.fingerprint = fingerprint([self._path])
+        self._observations = FlatNames(self._file, {}).observations
+        self.fingerprint = hash_files([self._path])
         try:
             with reading(self._path):
                 self._arrays = self._open_arrays()
-                largest = max(map(chunk_bytes, self._arrays.all()))
+                chunked = [values for values in self._arrays.all() if values.chunks]
+                largest = max((math.prod(each.chunks) * each.dtype.itemsize for each in chunked), default=0)
                 if largest > CHUNK_CACHE:  # else a chunk would be unpacked for each block of it
                     self._file.close()
                     self._file = open_flat(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
                     self._arrays = self._open_arrays()
-                self.spaces = self._spaces(request.spaces)
+                self.spaces = self._find_spaces(request.spaces)
                 self._pieces = find_pieces(
                     self._arrays,
                     request,
-                    limit=time_limit(self.label) or request.horizon,
-                    block_rows=self._block_rows(),
+                    limit=find_time_limit(self.label) or request.horizon,
+                    block_rows=self._count_block_rows(),
                     path=self._path,
                     exported=SPACES in self._file.attrs,
                 )
-                self._tags = self._metadata()
+                self._tags = self._read_metadata()
         except BaseException:
             self._file.close()
             raise
         self.steps: int | None = self._arrays.steps
-        self._say_what_is_assumed(request)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+        self._report_assumptions(request)
+        self._intake = EpisodeValidator(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener
+        )
 
     def close(self) -> None:
         self._file.close()
 
     def _open_arrays(self) -> Arrays:
         file, path = self._file, self._path
-        named = {ours: theirs for ours, theirs in self._settings.columns.items() if ours in NAMES}
         given = {ours: theirs for ours, theirs in self._settings.columns.items() if ours not in NAMES}
-        names = names_in(file, named)
+        names = FlatNames(file, self._settings.columns)
         unknown = [name for name in given if name.removeprefix("next_").partition(".")[0] != OBSERVATION]
         if unknown:
             raise InputMissing(
@@ -113,34 +105,37 @@ class FlatImporter:
                 hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(NAMES)}",
             )
         observed = any(not name.startswith("next_") for name in given)
-        missing = lacking(file, names)
+        missing = names.list_missing()
         missing += [] if observed or self._observations in file else [self._observations]
         if missing:
             raise InputMissing(
                 f"{self._what} lacks {', '.join(repr(name) for name in missing)}",
                 hint=f"map its columns with source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
             )
-        action = array(file, names[ACTION], path=path)
-        beside = environments(action, array(file, names[TERMINATED], path=path)) if names[TERMINATED] in file else 0
+        action, beside = open_array(file, names[ACTION], path=path), False
+        if TERMINATED in names:  # (N, E) of E environments that are stored side by side
+            terminal = open_array(file, names[TERMINATED], path=path)
+            side_by_side = len(action.shape) > 2 and tuple(action.shape[:2]) == tuple(terminal.shape)
+            beside = side_by_side and int(terminal.shape[1]) > 0
 
         def read(name: str) -> Any:
-            values = array(file, name, path=path)
+            values = open_array(file, name, path=path)
             return Environments(values) if beside and tuple(values.shape[:2]) == tuple(action.shape[:2]) else values
 
-        observation, following = self._observed(given, read)
-        flags = flags_of(file, names, named, followed=bool(following), read=read, what=self._what)
+        observation, following = self._open_observations(given, read)
+        flags = names.find_flags(read, followed=bool(following), what=self._what)
         self._notes = flags.notes
         found = Arrays(
             observation=observation,
             following=following,
             action=read(names[ACTION]),
-            reward=zeros(REWARD, len(flags.terminal), "float32")
-            if is_reward_free(file, names)
+            reward=Computed.zeros(REWARD, len(flags.terminal), "float32")
+            if names.is_reward_free
             else read(names[REWARD]),
             terminal=flags.terminal,
             timeout=flags.timeout,
-            reset=read(names[RESET]) if names[RESET] in file else None,
-            records=array(file, "trajectories", path=path) if "trajectories" in file else None,
+            reset=read(names[RESET]) if RESET in names else None,
+            records=open_array(file, "trajectories", path=path) if "trajectories" in file else None,
             closing=flags.closing,
             stride=len(action) if beside else 0,
         )
@@ -150,14 +145,15 @@ class FlatImporter:
             raise IntegrityError(f"{self._what} has arrays of different lengths: {lengths}", hint="fetch it again")
         if not found.steps:
             raise InputMissing(f"{self._what} has no steps")
-        claimed, size = sum(_bytes(values) for values in found.all()), path.stat().st_size
+        claimed = sum(math.prod(values.shape) * int(values.dtype.itemsize) for values in found.all())
+        size = path.stat().st_size
         if claimed > _MOST_PACKED * size + _SPARE:
             raise IntegrityError(
                 f"{self._what} claims {claimed:,} bytes of arrays, but has {size:,}", hint="make or fetch it again"
             )
         return found
 
-    def _say_what_is_assumed(self, request: Request) -> None:
+    def _report_assumptions(self, request: Request) -> None:
         arrays = self._arrays
         for note in self._notes:
             request.listener(Notice(text=f"{self._what}: {note}", level="warning"))
@@ -166,11 +162,13 @@ class FlatImporter:
             text = f"{self._what}: of {', '.join(alone)} the value after an episode's last step is unknown: repeated"
             request.listener(Notice(text=text, level="warning"))
 
-    def _observed(self, given: Mapping[str, str], read: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _open_observations(
+        self, given: Mapping[str, str], read: Callable[[str], Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Open the observations and next observations by column; `given`: those of the settings."""
         observed = {name: theirs for name, theirs in given.items() if not name.startswith("next_")}
         observation, following = {}, {}
-        for column, theirs in {**self._places(observed), **observed}.items():
+        for column, theirs in {**self._find_places(observed), **observed}.items():
             observation[column] = read(theirs)
             after = given.get(f"next_{column}")
             if after is None and theirs.startswith(self._observations):
@@ -186,16 +184,16 @@ class FlatImporter:
                     )
         return observation, following
 
-    def _places(self, observed: Mapping[str, str]) -> dict[str, str]:
+    def _find_places(self, observed: Mapping[str, str]) -> dict[str, str]:
         """Map columns to the observation arrays of the file; none if the settings ask for parts of these."""
         if SPACES in self._file.attrs:
-            own = spaces_of(self._file.attrs[SPACES], what=self._what)
-            paths = own_paths(list(own.observation))
+            own = read_spaces(self._file.attrs[SPACES], what=self._what)
+            paths = find_paths(list(own.observation))
             return {column: "/".join([self._observations, *path]) for column, path in paths.items()}
         parts = any(theirs.partition("[")[0] == self._observations for theirs in observed.values())
         if parts or OBSERVATION in observed or self._observations not in self._file:
             return {}
-        names = [name for name, _ in leaves(self._file, self._observations, self._path)]
+        names = [name for name, _ in walk_leaves(self._file, self._observations, self._path)]
         if not (names or observed):
             raise InputMissing(f"'{self._path}': '{self._observations}' is a group without arrays")
         return {
@@ -203,41 +201,47 @@ class FlatImporter:
             for name in names
         }
 
-    def _spaces(self, wanted: Spaces | None) -> Spaces:
+    def _find_spaces(self, wanted: Spaces | None) -> Spaces:
         if SPACES in self._file.attrs:
-            own = spaces_of(self._file.attrs[SPACES], what=self._what)
-            return own if wanted is None else agreed(_shapes(own), wanted, what=self._what)
+            own = read_spaces(self._file.attrs[SPACES], what=self._what)
+            return (
+                own
+                if wanted is None
+                else match_spaces(
+                    {name: space.shape for name, space in own.observation.items()}, wanted, what=self._what
+                )
+            )
         shapes = {name: values.shape[1:] for name, values in self._arrays.observation.items()}
         if wanted is not None:
-            return agreed(shapes, wanted, what=self._what)
+            return match_spaces(shapes, wanted, what=self._what)
         observation: dict[str, Space] = {
-            name: inferred(values.shape[1:], values.dtype) for name, values in self._arrays.observation.items()
+            name: infer_space(values.shape[1:], values.dtype) for name, values in self._arrays.observation.items()
         }
-        return Spaces(observation=observation, action=self._action_space())
+        return Spaces(observation=observation, action=self._find_action_space())
 
-    def _action_space(self) -> Space:
+    def _find_action_space(self) -> Space:
         action = self._arrays.action
         if action.dtype.kind not in "iu":
-            return action_box(action.shape[1:], self._settings, what=self._what)
+            return make_action_box(action.shape[1:], self._settings, what=self._what)
         size = int(np.prod(action.shape[1:], dtype=np.int64))
         count = self._settings.num_actions
         if not count:
             count = 1 + max(int(action[at : at + _SCAN].max()) for at in range(0, len(action), _SCAN))
         return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
 
-    def _metadata(self) -> dict[str, str]:
+    def _read_metadata(self) -> dict[str, str]:
         if "metadata" not in self._file:
             return {}
         found = {}
-        for name, values in leaves(self._file, "metadata", self._path):
-            if values.shape == () and len(text := str(scalar(values[()]))) <= _LONGEST_TAG:
+        for name, values in walk_leaves(self._file, "metadata", self._path):
+            if values.shape == () and len(text := str(as_scalar(values[()]))) <= _LONGEST_TAG:
                 found[name.replace("/", ".")] = text
-        return texts(found)
+        return as_tags(found)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
         self.dropped = 0
-        pieces, block = self._pieces, self._block_rows()
+        pieces, block = self._pieces, self._count_block_rows()
         number = start
         while number < len(pieces):
             begin = int(pieces.begin[number])
@@ -248,8 +252,8 @@ class FlatImporter:
                 yield batch
             number = max(after, number + 1)
 
-    def _block_rows(self) -> int:
-        """Return how many steps are read at a time: about `BATCH_BYTES`, in whole chunks of the file."""
+    def _count_block_rows(self) -> int:
+        """Count the steps that are read at a time: about `BATCH_BYTES`, in whole chunks of the file."""
         values = list(self._arrays.all())
         chunk = max([array.chunks[0] for array in values if array.chunks] or [1])
         step = sum(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in values)
@@ -273,9 +277,9 @@ class FlatImporter:
             begin=pieces.begin[first:last] - origin,
             end=pieces.end[first:last] - origin,
             terminated=pieces.terminated[first:last],
-            truncated=pieces.truncated[first:last] | self._both(first, last),
+            truncated=pieces.truncated[first:last] | self._find_both(first, last),
             observation={name: values[origin:stop] for name, values in arrays.observation.items()},
-            following=self._following(first, last),
+            following=self._read_following(first, last),
             after=after,
             known=continued if after else None,
             unsure=unsure,
@@ -283,7 +287,7 @@ class FlatImporter:
             reward=arrays.reward[origin:stop],
             reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
         )
-        laid = lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        laid = lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
         self.dropped += int((~laid.usable).sum())
         if laid.raw is None:
             return None
@@ -291,8 +295,8 @@ class FlatImporter:
         infos = [self._info(first + int(place), bool(laid.dropped[place])) for place in np.flatnonzero(laid.usable)]
         return Trajectories(columns, laid.raw.rows, infos)
 
-    def _following(self, first: int, last: int) -> dict[str, np.ndarray]:
-        """Return what steps of the trajectories [first, last) led to; only of the last ones, if these were kept."""
+    def _read_following(self, first: int, last: int) -> dict[str, np.ndarray]:
+        """Read the next observations of the trajectories [first, last); only of the last steps, if these were kept."""
         arrays, pieces = self._arrays, self._pieces
         origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
         if pieces.after is None:
@@ -303,12 +307,14 @@ class FlatImporter:
             found[name][pieces.end[first:last] - 1 - origin] = rows[first:last]
         return found
 
-    def _both(self, first: int, last: int) -> np.ndarray:
-        """Return (k,): whether a trajectory was truncated as well as terminated, which only our own record can say."""
+    def _find_both(self, first: int, last: int) -> np.ndarray:
+        """Whether a trajectory was truncated as well as terminated, (k,), which only our own record can say."""
         records = self._arrays.records
         if records is None:
             return np.zeros(last - first, dtype=bool)
-        return np.array([bool(json.loads(scalar(text)).get("truncated")) for text in records[first:last]], dtype=bool)
+        return np.array(
+            [bool(json.loads(as_scalar(text)).get("truncated")) for text in records[first:last]], dtype=bool
+        )
 
     def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}
@@ -316,13 +322,5 @@ class FlatImporter:
         if len(arrays.following) < len(arrays.observation) and not (arrays.closing or self._pieces.continued[number]):
             tags["final_observation"] = "last step dropped" if dropped else "repeated"
         if self._arrays.records is not None:
-            return info_of(json.loads(scalar(self._arrays.records[number])), source=self._kind, tags=tags)
+            return read_info(json.loads(as_scalar(self._arrays.records[number])), source=self._kind, tags=tags)
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self._kind, tags=tags)
-
-
-def _bytes(values: Any) -> int:
-    return math.prod(values.shape) * int(values.dtype.itemsize)
-
-
-def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:
-    return {name: space.shape for name, space in spaces.observation.items()}

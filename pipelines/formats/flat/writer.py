@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,23 +22,20 @@ from pipelines.errors import InputMissing
 from pipelines.files.atomic import explained, publish
 from pipelines.formats.base import Exported, Item, require
 from pipelines.formats.flat import reader as d4rl
-from pipelines.formats.intake import native
-from pipelines.formats.minari.reader import own_paths
-from pipelines.formats.records import plain
+from pipelines.formats.intake import restore_actions
+from pipelines.formats.minari.reader import find_paths
+from pipelines.formats.records import as_json
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
 from pipelines.lake.trajectory import Trajectory
 
 _PENDING_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 18
-_PACKED_BYTES = 1 << 14  # of an array of one episode, from which it is worth compressing
 GZIP = {"compression": "gzip", "compression_opts": 4, "shuffle": True}
 # Not for texts: HDF5 has no filters for them.
 CHECKED = {"fletcher32": True}
 # The first layout of HDF5 whose metadata have checksums; HDF5 1.10 (2016) and newer read it.
 LAYOUT = ("v110", "v110")
-MINARI_VERSION = "0.5.3"  # whose layout is written
-_NAME = re.compile(r"[^-_\w]+")
 
 
 def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
@@ -47,13 +43,13 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
     require("h5py", "hdf5", "--format hdf5")
     target = to / "dataset.hdf5"
     trajectories = steps = 0
-    with written(target) as file:
+    with create_file(target) as file:
         arrays: _Flat | None = None
-        for item, schema in of_one_schema(items):
+        for item, schema in require_one_schema(items):
             if arrays is None:
                 arrays = _Flat(file, schema)
             trajectory = item.trajectory()
-            arrays.add(trajectory, plain(item.row()))
+            arrays.add(trajectory, as_json(item.row()))
             trajectories, steps = trajectories + 1, steps + trajectory.length
         if arrays is not None:
             arrays.flush()
@@ -69,7 +65,7 @@ class _Flat:
 
         self._schema = schema
         file.attrs[d4rl.SPACES] = json.dumps(schema.spaces.to_json())
-        self._paths = {name: "/".join(path) for name, path in own_paths(list(schema.spaces.observation)).items()}
+        self._paths = {name: "/".join(path) for name, path in find_paths(list(schema.spaces.observation)).items()}
         self._pending: dict[str, list[np.ndarray]] = {}
         self._bytes = 0
         self._records: list[str] = []
@@ -81,10 +77,10 @@ class _Flat:
         columns = trajectory.columns
         arrays: dict[str, np.ndarray] = {}
         for name, space in self._schema.spaces.observation.items():
-            values, path = outward(columns[name], space), self._paths[name]
+            values, path = as_native(columns[name], space), self._paths[name]
             arrays["/".join(filter(None, ["observations", path]))] = values[:-1]
             arrays["/".join(filter(None, ["next_observations", path]))] = values[1:]
-        arrays["actions"] = outward(columns[ACTION], self._schema.spaces.action)[1:]
+        arrays["actions"] = as_native(columns[ACTION], self._schema.spaces.action)[1:]
         arrays["rewards"] = columns[REWARD][1:]
         arrays["terminals"] = columns[TERMINATED][1:] != 0
         arrays["timeouts"] = (columns[TRUNCATED][1:] != 0) & ~arrays["terminals"]
@@ -112,26 +108,26 @@ class _Flat:
                     **GZIP,
                     **CHECKED,
                 )
-            _extend(self._file[name], values)
+            self._extend(self._file[name], values)
         if self._records:
-            _extend(self._texts, np.array(self._records, dtype=object))
+            self._extend(self._texts, np.array(self._records, dtype=object))
         self._pending, self._bytes, self._records = {}, 0, []
 
+    def _extend(self, dataset: Any, values: np.ndarray) -> None:
+        start = len(dataset)
+        dataset.resize(start + len(values), axis=0)
+        dataset[start:] = values
 
-def _extend(dataset: Any, values: np.ndarray) -> None:
-    start = len(dataset)
-    dataset.resize(start + len(values), axis=0)
-    dataset[start:] = values
 
-
-def outward(values: np.ndarray, space: Space) -> np.ndarray:
+def as_native(values: np.ndarray, space: Space) -> np.ndarray:
     """Convert stored values of a space to those of its environment."""
     if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
         return values + np.asarray(space.start, dtype=values.dtype)
-    return native(values, space) if isinstance(space, Box) else values
+    return restore_actions(values, space) if isinstance(space, Box) else values
 
 
-def of_one_schema(items: Iterable[Item]) -> Iterator[tuple[Item, Schema]]:
+def require_one_schema(items: Iterable[Item]) -> Iterator[tuple[Item, Schema]]:
+    """Yield trajectories with their schema. InputMissing at the first of another schema."""
     first: Schema | None = None
     for item in items:
         schema = item.schema()
@@ -145,7 +141,7 @@ def of_one_schema(items: Iterable[Item]) -> Iterator[tuple[Item, Schema]]:
 
 
 @contextlib.contextmanager
-def written(target: Path) -> Iterator[Any]:
+def create_file(target: Path) -> Iterator[Any]:
     """Write a new HDF5 file, which is renamed to `target` once it is complete. StageFailed if the disk refuses."""
     import h5py
 

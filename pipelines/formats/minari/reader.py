@@ -7,6 +7,7 @@ for them, `{"obs.qpos" = "infos/qpos"}`; an export writes them to `infos` again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,14 +20,22 @@ import numpy as np
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.malformed import read_limited
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.formats.intake import Intake, Raw, agreed, flags, inferred
-from pipelines.formats.minari.arrow import ArrowEpisodes
-from pipelines.formats.minari.episodes import INFOS, METADATA, OUR_INFOS, RECORD, SPACES, Episodes, MinariEpisode
-from pipelines.formats.minari.hdf5 import Hdf5Episodes
-from pipelines.formats.minari.spaces import Leaf, SpaceReader, ragged_columns
-from pipelines.formats.records import info_of, spaces_of
-from pipelines.lake.spaces import LENGTH, OBSERVATION, Ragged, Spaces
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
+from pipelines.formats.intake import DecodedEpisodes, EpisodeValidator, infer_space, match_spaces, read_flags
+from pipelines.formats.minari.episodes import (
+    INFOS,
+    METADATA,
+    OUR_INFOS,
+    RECORD,
+    SPACES,
+    ArrowEpisodes,
+    Episodes,
+    Hdf5Episodes,
+    MinariEpisode,
+)
+from pipelines.formats.minari.spaces import Leaf, SpaceReader, pad_ragged
+from pipelines.formats.records import read_info, read_spaces
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+?-v\d+")
@@ -37,26 +46,29 @@ class MinariImporter:
     """The importer of Minari's datasets; see the module."""
 
     def __init__(self, request: Request) -> None:
-        data = locate(request.place)
+        data = find_data(request.place)
         self._settings = request.settings
         self._what = f"Minari dataset '{data.parent if data.name == 'data' else data}'"
-        metadata = self._metadata(data / METADATA)
+        metadata = self._read_metadata(data / METADATA)
         self.label = (data.parent if data.name == "data" else data).name
-        self.env = _env_id(metadata) or self.label
+        self.env = self.label
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            if isinstance(name := json.loads(metadata["env_spec"])["id"], str):
+                self.env = f"gym:{name}"
         self.dropped = 0
         jpeg = bool(metadata.get("jpeg_encoding", True))
         reader = SpaceReader(
-            self._space(metadata, "observation_space"),
-            self._space(metadata, "action_space"),
+            self._read_space(metadata, "observation_space"),
+            self._read_space(metadata, "action_space"),
             what=self._what,
             jpeg=jpeg,
             max_length=self._settings.max_length,
         )
         self._ours = metadata.get(SPACES)
-        self._places = self._infos_asked_for(json.loads(metadata.get(OUR_INFOS) or "{}"))
-        found = spaces_of(self._ours, what=self._what) if self._ours is not None else reader.spaces
+        self._places = self._choose_infos(json.loads(metadata.get(OUR_INFOS) or "{}"))
+        found = read_spaces(self._ours, what=self._what) if self._ours is not None else reader.spaces
         self.spaces = found
-        self._leaves = self._own_leaves(reader.leaves)
+        self._leaves = self._find_leaves(reader.leaves)
         self.steps: int | None = int(metadata.get("total_steps", 0)) or None
         self._count = int(metadata.get("total_episodes", 0))
         if not self._count:
@@ -64,23 +76,38 @@ class MinariImporter:
         # What the collector's record keeps of it, so that an export can say it again.
         self.described = {
             "env_spec": metadata.get("env_spec") or "",
-            "observation_space": self._space(metadata, "observation_space"),
+            "observation_space": self._read_space(metadata, "observation_space"),
             INFOS: self._places,
         }
-        self._tags = texts({name: _line(metadata.get(name)) for name in _TAGS})
-        self._episodes = _open(data, str(metadata.get("data_format", "hdf5")), self._leaves, reader.action_jpeg)
+        lists = {name: metadata.get(name) for name in _TAGS}
+        self._tags = as_tags(
+            {
+                name: ", ".join(sorted(map(str, value))) if isinstance(value, list) else str(value or "")
+                for name, value in lists.items()
+            }
+        )
+        form = str(metadata.get("data_format", "hdf5"))
+        if form not in ("hdf5", "arrow", "parquet"):
+            raise InputMissing(f"'{data}' is stored as {form}", hint="known: hdf5, arrow, parquet")
+        self._episodes: Episodes = (
+            Hdf5Episodes(data, self._leaves, reader.action_jpeg)
+            if form == "hdf5"
+            else ArrowEpisodes(data, form, self._leaves, reader.action_jpeg)
+        )
         if self._ours is None:
             self._take_infos(request)
         if request.spaces is not None:
             shapes = {name: space.shape for name, space in self.spaces.observation.items()}
-            self.spaces = agreed(shapes, request.spaces, what=self._what)
-        self.fingerprint = fingerprint([data / METADATA, *self._episodes.files], self._count, self.steps)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+            self.spaces = match_spaces(shapes, request.spaces, what=self._what)
+        self.fingerprint = hash_files([data / METADATA, *self._episodes.files], self._count, self.steps)
+        self._intake = EpisodeValidator(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener
+        )
 
     def close(self) -> None:
         self._episodes.close()
 
-    def _metadata(self, path: Path) -> dict[str, Any]:
+    def _read_metadata(self, path: Path) -> dict[str, Any]:
         try:
             metadata = json.loads(read_limited(path))
             if isinstance(metadata, dict):
@@ -93,7 +120,7 @@ class MinariImporter:
             pass
         raise IntegrityError(f"'{path}' is damaged", hint="fetch or make the dataset again")
 
-    def _space(self, metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    def _read_space(self, metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         if name not in metadata:
             raise InputMissing(f"{self._what} does not say its {name}", hint="update its metadata with minari")
         try:
@@ -101,7 +128,7 @@ class MinariImporter:
         except (ValueError, TypeError) as error:
             raise IntegrityError(f"{self._what}: its {name} is damaged", hint="fetch or make it again") from error
 
-    def _infos_asked_for(self, written: Mapping[str, str]) -> dict[str, str]:
+    def _choose_infos(self, written: Mapping[str, str]) -> dict[str, str]:
         """Map columns to paths below `infos`: in a dataset that we wrote as `written`, else as the settings ask."""
         if self._ours is not None:
             return dict(written)
@@ -126,31 +153,29 @@ class MinariImporter:
                 raise InputMissing(f"{self._what} has no numeric '{INFOS}/{path}'", hint=f"its numeric infos: {known}")
             if column in found:
                 raise InputMissing(f"source.columns: there is a '{column}' already", hint="choose another name")
-            found[column] = inferred(infos[path].shape[1:], infos[path].dtype)
+            found[column] = infer_space(infos[path].shape[1:], infos[path].dtype)
             self._leaves.append(Leaf(column=column, path=tuple(path.split("/")), space=found[column], root=INFOS))
         self.spaces = Spaces(observation=found, action=self.spaces.action)
         if left := sorted(infos.keys() - {"success", *self._places.values()}):
             text = f"{self._what}: infos left out: {', '.join(left)} (source.columns takes some as observations)"
             request.listener(Notice(text=text))
 
-    def _own_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return the leaves of a dataset that we wrote: ragged columns are texts, or padded beside their length."""
+    def _find_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
+        """Find the leaves of a dataset that we wrote: ragged columns are texts, or padded beside their length."""
         if self._ours is None:
             return leaves
         spaces = self.spaces.observation
         texts_ = {leaf.column for leaf in leaves if isinstance(leaf.space, Ragged)}
         stored = [name for name in spaces if name.removesuffix(f".{LENGTH}") not in texts_ or name in texts_]
-        paths = own_paths([name for name in stored if name not in self._places])
+        paths = find_paths([name for name in stored if name not in self._places])
         infos = {name: tuple(path.split("/")) for name, path in self._places.items()}
-        return [
-            Leaf(
-                column=name,
-                path=infos.get(name) or paths[name],
-                space=spaces[name] if name in texts_ else _padded(spaces[name]),
-                root=INFOS if name in infos else "observations",
-            )
-            for name in stored
-        ]
+        found = []
+        for name in stored:
+            space, path = spaces[name], infos.get(name) or paths[name]
+            if isinstance(space, Ragged) and name not in texts_:  # our export stores it as an array
+                space = Box(shape=space.shape, dtype=space.dtype)
+            found.append(Leaf(column=name, path=path, space=space, root=INFOS if name in infos else "observations"))
+        return found
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -158,7 +183,7 @@ class MinariImporter:
         size = self.dropped = 0
         for number in range(start, self._count):
             episode = self._episodes.read(number)
-            columns = self._checked(number, episode)
+            columns = self._check(number, episode)
             if not len(episode.rewards):
                 self.dropped += 1
                 continue
@@ -170,13 +195,13 @@ class MinariImporter:
         if held:
             yield self._batch(held)
 
-    def _checked(self, number: int, episode: MinariEpisode) -> dict[str, np.ndarray]:
-        """Return the observation columns of an episode. IntegrityError if lengths do not agree."""
+    def _check(self, number: int, episode: MinariEpisode) -> dict[str, np.ndarray]:
+        """Lay out the observation columns of an episode. IntegrityError if lengths do not agree."""
         columns: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
             values = episode.observations[leaf.column]
             if isinstance(leaf.space, Ragged):
-                columns |= ragged_columns(leaf, values, what=f"{self._what}, episode {number}")
+                columns |= pad_ragged(leaf, values, what=f"{self._what}, episode {number}")
             else:
                 columns[leaf.column] = np.asarray(values)
         steps = len(episode.rewards)
@@ -194,9 +219,13 @@ class MinariImporter:
     def _batch(self, held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]]) -> Trajectories:
         first = held[0][0]
         episodes = [episode for _, episode, _ in held]
-        over, cut = self._ends(held, "terminations"), self._ends(held, "truncations")
-        records = [self._record(episode) for episode in episodes]
-        raw = Raw(
+        over, cut = self._read_ends(held, "terminations"), self._read_ends(held, "truncations")
+        records = [self._read_record(episode) for episode in episodes]
+        resets = []  # the rows of soft resets
+        for record, episode in zip(records, episodes, strict=True):
+            resets.append(np.zeros(len(episode.rewards) + 1, dtype=np.uint8))
+            resets[-1][[int(row) for row in (record or {}).get("resets", ())]] = 1
+        raw = DecodedEpisodes(
             rows=[len(episode.rewards) + 1 for episode in episodes],
             observation={
                 name: np.concatenate([columns[name] for _, _, columns in held]) for name in self.spaces.observation
@@ -205,9 +234,7 @@ class MinariImporter:
             reward=np.concatenate([episode.rewards for episode in episodes]),
             terminated=over,
             truncated=cut | ~over,
-            reset=np.concatenate(
-                [_resets(record, len(e.rewards)) for record, e in zip(records, episodes, strict=True)]
-            ),
+            reset=np.concatenate(resets),
         )
         columns = self._intake.columns(raw, first=first)
         infos = [
@@ -215,19 +242,19 @@ class MinariImporter:
         ]
         return Trajectories(columns, raw.rows, infos)
 
-    def _ends(self, held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
-        """Return (k,): the flag `name` of the last step of each episode."""
+    def _read_ends(self, held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
+        """Read the flag `name` of the last step of each episode, (k,)."""
         what = [(f"{name} of episode {number}", getattr(episode, name)) for number, episode, _ in held]
-        return np.array([flags(values, said, what=self._what)[-1] for said, values in what])
+        return np.array([read_flags(values, said, what=self._what)[-1] for said, values in what])
 
-    def _record(self, episode: MinariEpisode) -> Mapping[str, Any] | None:
+    def _read_record(self, episode: MinariEpisode) -> Mapping[str, Any] | None:
         text = episode.attributes.get(RECORD)
         return json.loads(text) if isinstance(text, str) else None
 
     def _info(self, number: int, episode: MinariEpisode, record: Mapping[str, Any] | None) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}
         if record is not None:
-            return info_of(record, source="minari", tags=tags)
+            return read_info(record, source="minari", tags=tags)
         seed = episode.attributes.get("seed")
         return TrajectoryInfo(
             env=self.env,
@@ -239,8 +266,8 @@ class MinariImporter:
         )
 
 
-def own_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the path of each column in a Minari observation of ours: `obs.a.b` at ("a", "b"), a lone `obs` at ().
+def find_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
+    """Find the path of each column in a Minari observation of ours: `obs.a.b` at ("a", "b"), a lone `obs` at ().
 
     A column whose name others continue lies at "value" below it.
     """
@@ -255,7 +282,7 @@ def own_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def locate(place: str) -> Path:
+def find_data(place: str) -> Path:
     """Find the folder with `metadata.json` of a dataset given by its folder or its id.
 
     An id is looked for where minari keeps datasets, and fetched by minari if it is not there. InputMissing.
@@ -293,38 +320,3 @@ def _fetch(place: str, home: Path) -> None:
             f"cannot fetch Minari dataset '{place}': {reason}",
             hint=f"fetch it elsewhere and give its folder, or put it into '{home}'",
         ) from error
-
-
-def _open(data: Path, form: str, leaves: list[Leaf], action_jpeg: bool) -> Episodes:
-    if form == "hdf5":
-        return Hdf5Episodes(data, leaves, action_jpeg)
-    if form in ("arrow", "parquet"):
-        return ArrowEpisodes(data, form, leaves, action_jpeg)
-    raise InputMissing(f"'{data}' is stored as {form}", hint="known: hdf5, arrow, parquet")
-
-
-def _env_id(metadata: Mapping[str, Any]) -> str:
-    try:
-        name = json.loads(metadata["env_spec"])["id"]
-    except (KeyError, ValueError, TypeError):
-        return ""
-    return f"gym:{name}" if isinstance(name, str) else ""
-
-
-def _line(value: Any) -> str:
-    return ", ".join(sorted(map(str, value))) if isinstance(value, list | set | tuple) else str(value or "")
-
-
-def _padded(space: Any) -> Any:
-    """Return a ragged space as the array that our export stores."""
-    from pipelines.lake.spaces import Box
-
-    return Box(shape=space.shape, dtype=space.dtype) if isinstance(space, Ragged) else space
-
-
-def _resets(record: Mapping[str, Any] | None, steps: int) -> np.ndarray:
-    """Return (T + 1,): where a soft reset was."""
-    resets = np.zeros(steps + 1, dtype=np.uint8)
-    if record is not None:
-        resets[[int(row) for row in record.get("resets", ())]] = 1
-    return resets

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing
+from pipelines.formats.intake import infer_space
 from pipelines.lake.spaces import (
     LENGTH,
     OBSERVATION,
@@ -48,27 +49,27 @@ class SpaceReader:
         self, observation: Mapping[str, Any], action: Mapping[str, Any], *, what: str, jpeg: bool, max_length: int
     ) -> None:
         self._what, self._jpeg, self._max_length = what, jpeg, max_length
-        self.leaves = list(self._parts(observation, OBSERVATION, ()))
-        columns = [column for column, _ in self._columns()]
+        self.leaves = list(self._walk(observation, OBSERVATION, ()))
+        columns = [column for column, _ in self._list_columns()]
         if len(set(columns)) < len(columns):
             raise InputMissing(f"{what}: two parts of an observation would be the same column")
         self.action_jpeg = jpeg and is_image(action)
-        self.spaces = Spaces(observation=dict(self._columns()), action=self._action(action))
+        self.spaces = Spaces(observation=dict(self._list_columns()), action=self._convert_action(action))
 
-    def _columns(self) -> Iterator[tuple[str, Space]]:
+    def _list_columns(self) -> Iterator[tuple[str, Space]]:
         for leaf in self.leaves:
             if isinstance(leaf.space, Ragged):
                 yield f"{leaf.column}.{LENGTH}", leaf.space.length_space
             yield leaf.column, leaf.space
 
-    def _parts(self, space: Mapping[str, Any], column: str, path: tuple[str, ...]) -> Iterator[Leaf]:
+    def _walk(self, space: Mapping[str, Any], column: str, path: tuple[str, ...]) -> Iterator[Leaf]:
         kind = space.get("type")
         if kind == "Dict":
             for key, member in space["subspaces"].items():
-                yield from self._parts(member, f"{column}.{key}", (*path, key))
+                yield from self._walk(member, f"{column}.{key}", (*path, key))
         elif kind == "Tuple":
             for place, member in enumerate(space["subspaces"]):
-                yield from self._parts(member, f"{column}.{place}", (*path, str(place)))
+                yield from self._walk(member, f"{column}.{place}", (*path, str(place)))
         else:
             jpeg = self._jpeg and is_image(space)
             yield Leaf(column=column, path=path, space=self._convert(space, column), jpeg=jpeg)
@@ -76,12 +77,12 @@ class SpaceReader:
     def _convert(self, space: Mapping[str, Any], where: str) -> Space:
         kind = space.get("type")
         if kind == "Box":
-            return Box(shape=tuple(space["shape"]), dtype=_stored_dtype(space["dtype"]))
+            return infer_space(space["shape"], np.dtype(space["dtype"]))
         if kind == "Discrete":
             return Discrete(n=int(space["n"]), start=int(space.get("start", 0)))
         if kind == "MultiDiscrete":
-            start = _flat(space.get("start", [0]))
-            nvec = tuple(int(n) for n in _flat(space["nvec"]))
+            start = _as_list(space.get("start", [0]))
+            nvec = tuple(int(n) for n in _as_list(space["nvec"]))
             return MultiDiscrete(nvec=nvec, start=tuple(int(n) for n in start) if any(start) else None)
         if kind == "MultiBinary":
             return MultiBinary(n=int(np.prod(space["n"])))
@@ -95,12 +96,12 @@ class SpaceReader:
             hint="supported: Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict or Tuple of these",
         )
 
-    def _action(self, space: Mapping[str, Any]) -> Space:
+    def _convert_action(self, space: Mapping[str, Any]) -> Space:
         if space.get("type") in ("Dict", "Tuple", "Text"):
             raise InputMissing(f"{self._what}: actions of the space {space['type']} are not supported")
         if space.get("type") != "Box":
             return self._convert(space, "action")
-        low, high = (np.array(_flat(space[name]), dtype=np.float64) for name in ("low", "high"))
+        low, high = (np.array(_as_list(space[name]), dtype=np.float64) for name in ("low", "high"))
         bounded = np.isfinite(low) & np.isfinite(high)
         dtype = np.dtype(space["dtype"])
         return Box(
@@ -111,23 +112,15 @@ class SpaceReader:
         )
 
 
-def _stored_dtype(name: str) -> str:
-    """Return the dtype in which numbers of the dtype `name` are stored."""
-    dtype = np.dtype(name)
-    if dtype == np.uint8 or dtype == np.bool_:
-        return "uint8"
-    return "int32" if np.issubdtype(dtype, np.integer) else "float32"
-
-
 def is_image(space: Mapping[str, Any]) -> bool:
-    """Return whether Minari may have stored values of the space as JPEG pictures: bytes, 32 x 32 or more."""
+    """Whether Minari may have stored values of the space as JPEG pictures: bytes, 32 x 32 or more."""
     if space.get("type") != "Box" or space.get("dtype") != "uint8" or len(space["shape"]) not in (2, 3):
         return False
     large = min(space["shape"][:2]) >= _IMAGE_SIDE
-    return large and set(_flat(space["low"])) <= {0} and set(_flat(space["high"])) <= {255}
+    return large and set(_as_list(space["low"])) <= {0} and set(_as_list(space["high"])) <= {255}
 
 
-def ragged_columns(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str, np.ndarray]:
+def pad_ragged(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str, np.ndarray]:
     """Pad texts or sequences, and return the rows and their lengths. InputMissing for one that does not fit."""
     assert isinstance(leaf.space, Ragged)
     padded = np.zeros((len(values), leaf.space.max_length), dtype=leaf.space.dtype)
@@ -140,5 +133,5 @@ def ragged_columns(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str,
     return {f"{leaf.column}.{LENGTH}": lengths, leaf.column: padded}
 
 
-def _flat(values: Any) -> list[Any]:
+def _as_list(values: Any) -> list[Any]:
     return list(np.asarray(values, dtype=object).ravel()) if isinstance(values, list) else [values]

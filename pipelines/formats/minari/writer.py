@@ -20,13 +20,11 @@ import numpy as np
 
 from pipelines.files.atomic import explained, write_atomically
 from pipelines.formats.base import Exported, Item, require
-from pipelines.formats.flat.writer import CHECKED, GZIP, of_one_schema, outward, written
+from pipelines.formats.flat.writer import CHECKED, GZIP, as_native, create_file, require_one_schema
 from pipelines.formats.intake import is_plain
 from pipelines.formats.minari import episodes as minari
-from pipelines.formats.minari.environment import described
-from pipelines.formats.minari.hdf5 import FILE
-from pipelines.formats.minari.reader import own_paths
-from pipelines.formats.records import plain
+from pipelines.formats.minari.reader import find_paths
+from pipelines.formats.records import as_json
 from pipelines.lake import collectors
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
@@ -35,6 +33,8 @@ from pipelines.lake.trajectory import Trajectory
 _PACKED_BYTES = 1 << 14  # of an array of one episode, from which it is worth compressing
 MINARI_VERSION = "0.5.3"  # whose layout is written
 _NAME = re.compile(r"[^-_\w]+")
+_GYMNASIUM = {"gym": "gymnasium", "robotics": "gymnasium_robotics"}  # prefix -> the package that registers
+_OURS = frozenset({"name", "source", "success_key", "max_length", "max_episode_steps"})
 _TAGS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 
 
@@ -51,8 +51,8 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
     count = steps = 0
     known = _Known()
     form: _Form | None = None
-    with written(folder / FILE) as file:
-        for item, schema in of_one_schema(items):
+    with create_file(folder / minari.FILE) as file:
+        for item, schema in require_one_schema(items):
             trajectory, row = item.trajectory(), item.row()
             known.add(item, row)
             if form is None:
@@ -60,7 +60,8 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
             form.write(file.create_group(f"episode_{count}"), count, trajectory, row)
             count, steps = count + 1, steps + trajectory.length
     assert form is not None
-    size = (folder / FILE).stat().st_size
+    size = (folder / minari.FILE).stat().st_size
+    name = _NAME.sub("-", to.resolve().name).strip("-") or "dataset"
     metadata = {
         "total_episodes": count,
         "total_steps": steps,
@@ -68,7 +69,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
         "jpeg_encoding": False,
         "observation_space": json.dumps(form.observation),
         "action_space": json.dumps(form.action),
-        "dataset_id": _dataset_id(to),
+        "dataset_id": name if re.search(r"-v\d+$", name) else f"{name}-v0",
         "minari_version": MINARI_VERSION,
         "dataset_size": round(size / 1e6, 1),
         minari.SPACES: json.dumps(form.schema.spaces.to_json()),
@@ -101,11 +102,11 @@ class _Known:
             values.add(tags.get(name, ""))
 
     def environment(self) -> Mapping[str, Any]:
-        """Return `env_spec` and `observation_space`, if there is one environment and it is known."""
-        return described(next(iter(self.envs.values()))) if len(self.envs) == 1 else {}
+        """Find `env_spec` and `observation_space`, if there is one environment and it is known."""
+        return _describe_environment(next(iter(self.envs.values()))) if len(self.envs) == 1 else {}
 
     def metadata(self, about: Mapping[str, Any], count: int) -> dict[str, Any]:
-        """Return the metadata that name the environment and the origin of the data."""
+        """Write the metadata that name the environment and the origin of the data."""
         spec = self.environment().get("env_spec")
         found: dict[str, Any] = {name: next(iter(v)) for name, v in self.tags.items() if len(v) == 1 and v != {""}}
         found |= {name: about[name] for name in ("author", "description") if about.get(name)}
@@ -140,33 +141,43 @@ class _Form:
         infos = dict(environment.get(minari.INFOS) or {})
         spaces = {name: space for name, space in schema.spaces.observation.items() if name not in infos}
         seeds = bool(environment.get("env_spec"))
-        paths = own_paths([name for name in spaces if not _is_length(name, spaces)])
-        action = _space(schema.spaces.action, action=True)
+        lengths = {f"{name}.{LENGTH}" for name, space in spaces.items() if isinstance(space, Ragged)}
+        paths = find_paths([name for name in spaces if name not in lengths])
+        action = _convert(schema.spaces.action, action=True)
         found = environment.get("observation_space") or {}
-        leaves = {name: _leaf(found, path) for name, path in paths.items()}
-        if len(leaves) == _leaves(found) and all(_same(leaf, spaces[name]) for name, leaf in leaves.items()):
-            columns = {name: ("/".join(path), _dtype(leaves[name])) for name, path in paths.items()}
+        leaves = {name: _find_leaf(found, path) for name, path in paths.items()}
+        if len(leaves) == _count_leaves(found) and all(_is_same(leaf, spaces[name]) for name, leaf in leaves.items()):
+            columns: dict[str, tuple[str, Any]] = {}
+            for name, path in paths.items():
+                kind, dtype = leaves[name].get("type"), leaves[name].get("dtype")
+                stored = np.dtype(dtype) if kind in ("Box", "Discrete", "MultiDiscrete") else None
+                columns[name] = "/".join(path), str if kind == "Text" else stored
             return cls(schema, found, action, columns, seeds, infos)
-        own = own_paths(list(spaces))
+        own = find_paths(list(spaces))
         columns = {name: ("/".join(path), None) for name, path in own.items()}
-        return cls(schema, _observation_space(spaces), action, columns, seeds, infos)
+        return cls(schema, _convert_all(spaces), action, columns, seeds, infos)
 
     def write(self, group: Any, number: int, trajectory: Trajectory, row: Mapping[str, Any]) -> None:
         """Write an episode."""
+        import h5py
+
         columns, spaces = trajectory.columns, self.schema.spaces
         resets = np.flatnonzero(columns[RESET]).tolist()
         group.attrs["id"], group.attrs["total_steps"] = number, trajectory.length
         if self.seeds:
             group.attrs["seed"] = int(row["seed"])
-        group.attrs[minari.RECORD] = json.dumps({**plain(row), "resets": resets})
+        group.attrs[minari.RECORD] = json.dumps({**as_json(row), "resets": resets})
         for name, (path, dtype) in self.columns.items():
-            values = outward(columns[name], spaces.observation[name])
+            values = as_native(columns[name], spaces.observation[name])
             if dtype is str:
-                _put_texts(group, "/".join(filter(None, ["observations", path])), values, columns[f"{name}.{LENGTH}"])
+                rows = zip(values.tolist(), columns[f"{name}.{LENGTH}"].tolist(), strict=True)
+                texts = ["".join(map(chr, row[:length])) for row, length in rows]
+                place = "/".join(filter(None, ["observations", path]))
+                group.create_dataset(place, data=texts, dtype=h5py.string_dtype())
             else:
                 values = values if dtype is None else values.astype(dtype, copy=False)
                 _put(group, "/".join(filter(None, ["observations", path])), values)
-        _put(group, "actions", outward(columns[ACTION], spaces.action)[1:])
+        _put(group, "actions", as_native(columns[ACTION], spaces.action)[1:])
         _put(group, "rewards", columns[REWARD][1:].astype(np.float64))
         _put(group, "terminations", columns[TERMINATED][1:] != 0)
         cut = columns[TRUNCATED][1:] != 0
@@ -188,32 +199,21 @@ def _put(group: Any, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=values, chunks=chunks, **CHECKED, **(GZIP if packed else {}))
 
 
-def _put_texts(group: Any, name: str, values: np.ndarray, lengths: np.ndarray) -> None:
-    import h5py
-
-    texts = ["".join(map(chr, row[:length])) for row, length in zip(values.tolist(), lengths.tolist(), strict=True)]
-    group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
-
-
-def _is_length(name: str, spaces: Mapping[str, Space]) -> bool:
-    return name.endswith(f".{LENGTH}") and isinstance(spaces.get(name.removesuffix(f".{LENGTH}")), Ragged)
-
-
-def _leaf(space: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return the space at the end of a path; {} if there is none."""
+def _find_leaf(space: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
+    """Find the space at the end of a path; {} if there is none."""
     for key in path:
         space = (space.get("subspaces") or {}).get(key, {}) if space.get("type") == "Dict" else {}
     return space
 
 
-def _leaves(space: Mapping[str, Any]) -> int:
+def _count_leaves(space: Mapping[str, Any]) -> int:
     if space.get("type") == "Dict":
-        return sum(map(_leaves, space["subspaces"].values()))
+        return sum(map(_count_leaves, space["subspaces"].values()))
     return 1
 
 
-def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
-    """Return whether values of a space of the lake are values of one of Minari's."""
+def _is_same(theirs: Mapping[str, Any], ours: Space) -> bool:
+    """Whether values of a space of the lake are values of one of Minari's."""
     kind = theirs.get("type")
     if isinstance(ours, Ragged):
         return kind == "Text"
@@ -228,17 +228,10 @@ def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
     return kind == "MultiBinary" and int(np.prod(theirs["n"])) == ours.n
 
 
-def _dtype(space: Mapping[str, Any]) -> Any:
-    """Return the dtype of a space's values; `str` for texts, None if any will do."""
-    if space.get("type") == "Text":
-        return str
-    return np.dtype(space["dtype"]) if space.get("type") in ("Box", "Discrete", "MultiDiscrete") else None
-
-
-def _observation_space(spaces: Mapping[str, Space]) -> dict[str, Any]:
+def _convert_all(spaces: Mapping[str, Space]) -> dict[str, Any]:
     tree: dict[str, Any] = {"type": "Dict", "subspaces": {}}
-    for name, path in own_paths(list(spaces)).items():
-        space = _space(spaces[name])
+    for name, path in find_paths(list(spaces)).items():
+        space = _convert(spaces[name])
         if not path:
             return space
         node = tree
@@ -248,7 +241,7 @@ def _observation_space(spaces: Mapping[str, Space]) -> dict[str, Any]:
     return tree
 
 
-def _space(space: Space, *, action: bool = False) -> dict[str, Any]:
+def _convert(space: Space, *, action: bool = False) -> dict[str, Any]:
     """Convert a space of the lake to Minari's JSON."""
     if isinstance(space, Discrete):
         return {"type": "Discrete", "dtype": "int64", "start": space.start, "n": space.n}
@@ -277,6 +270,56 @@ def _space(space: Space, *, action: bool = False) -> dict[str, Any]:
     }
 
 
-def _dataset_id(to: Path) -> str:
-    name = _NAME.sub("-", to.resolve().name).strip("-") or "dataset"
-    return name if re.search(r"-v\d+$", name) else f"{name}-v0"
+def _describe_environment(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the environment of a collector's settings: `env_spec`, a text, and `observation_space`; {} where
+    gymnasium does not know it.
+
+    What a dataset of Minari said of its own is repeated. Nothing is imported that the settings name.
+    """
+    source = settings.get("source")
+    if isinstance(source, Mapping):
+        return dict(source.get("described") or {})
+    prefix, _, name = str(settings.get("name", "")).partition(":")
+    params = {key: value for key, value in settings.items() if key not in _OURS and value is not None}
+    if prefix not in _GYMNASIUM or ":" in name or any(":" in v for v in params.values() if isinstance(v, str)):
+        return {}
+    import gymnasium
+
+    try:
+        if prefix == "robotics":
+            import gymnasium_robotics
+
+            gymnasium.register_envs(gymnasium_robotics)
+        kwargs = params | ({"max_episode_steps": limit} if (limit := settings.get("max_episode_steps")) else {})
+        env = gymnasium.make(name, disable_env_checker=True, **kwargs)
+    except Exception:  # whatever a package that is not here, or an environment, raises
+        return {}
+    try:
+        spec = env.spec.to_json() if env.spec is not None else ""
+        return {"env_spec": spec, "observation_space": _convert_gymnasium(env.observation_space)}
+    except (TypeError, ValueError, gymnasium.error.Error):
+        return {}  # arguments that JSON cannot hold
+    finally:
+        env.close()
+
+
+def _convert_gymnasium(space: Any) -> dict[str, Any]:
+    """Convert a space of gymnasium to Minari's JSON; {} for a kind that Minari does not know."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "subspaces": {key: _convert_gymnasium(member) for key, member in space.spaces.items()}}
+    if isinstance(space, spaces.Box):
+        low, high = space.low.tolist(), space.high.tolist()
+        return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), "low": low, "high": high}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "dtype": str(space.dtype), "nvec": nvec, "start": start}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": json.loads(json.dumps(space.n, default=int))}
+    if isinstance(space, spaces.Text):
+        limits = {"max_length": space.max_length, "min_length": space.min_length}
+        return {"type": "Text", **limits, "charset": space.characters}
+    return {}

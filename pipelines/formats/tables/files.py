@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,14 +37,14 @@ class ParquetFiles:
         try:
             return pq.read_schema(path)
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise as_damage(path, error) from error
 
     def rows(self, path: Path) -> int:
         """Count the rows of a file. IntegrityError if it is damaged."""
         try:
             return int(pq.read_metadata(path).num_rows)
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise as_damage(path, error) from error
 
 
 class ArrowFiles:
@@ -64,7 +65,7 @@ class ArrowFiles:
             with pa.memory_map(str(path)) as source:
                 return pa.ipc.open_file(source).schema
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise as_damage(path, error) from error
 
     def rows(self, path: Path) -> int:
         """Count the rows of a file. IntegrityError if it is damaged."""
@@ -73,8 +74,8 @@ class ArrowFiles:
             return sum(reader.get_batch(place).num_rows for place in range(reader.num_record_batches))
 
 
-def unreadable(path: Path, error: BaseException) -> IntegrityError:
-    """Return the error of a damaged file."""
+def as_damage(path: Path, error: BaseException) -> IntegrityError:
+    """Make the error of a damaged file."""
     return IntegrityError(f"'{path}' is damaged, or of another format: {reason(error)}", hint="make or fetch it again")
 
 
@@ -88,3 +89,22 @@ def find_files(place: str, form: str) -> list[Path]:
     if not found:
         raise InputMissing(f"no {form} file matches '{place}'", hint="quote the pattern, or check the path")
     return [require_file(one) for one in found]
+
+
+def as_array(values: pa.Array) -> np.ndarray:
+    """Convert an array of numbers, or of lists of equal length, to (n, ...).
+
+    ValueError where a number is missing or lengths differ.
+    """
+    kind = values.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = as_array(values.flatten())
+        if values.null_count or (len(values) and len(inner) % len(values)):
+            raise ValueError("a list is missing, or of another length than the others")
+        if not pa.types.is_fixed_size_list(kind) and len({len(item) for item in values}) > 1:
+            raise ValueError("lists of different lengths")
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else len(inner) // max(len(values), 1)
+        return inner.reshape(len(values), size, *inner.shape[1:])
+    if values.null_count:
+        raise ValueError("a value is missing")
+    return np.asarray(values.to_numpy(zero_copy_only=False))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,28 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.files.malformed import reason
-from pipelines.formats.base import EPISODE, Request, fingerprint
-from pipelines.formats.flat.arrays import part_of, within
-from pipelines.formats.intake import Intake, Raw, action_box, agreed, flags, inferred
-from pipelines.formats.minari.arrow import flat_values
-from pipelines.formats.records import info_of, spaces_of
-from pipelines.formats.tables.columns import FLAGS, columns_of, is_observation
-from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFiles, find_files, unreadable
-from pipelines.formats.transitions import MOST_UNRELATED, Steps, breaks_notice, differ, lay, unrelated_notice
+from pipelines.formats.base import EPISODE, Request, hash_files
+from pipelines.formats.flat.arrays import find_slice, split_slice
+from pipelines.formats.intake import (
+    DecodedEpisodes,
+    EpisodeValidator,
+    infer_space,
+    make_action_box,
+    match_spaces,
+    read_flags,
+)
+from pipelines.formats.records import read_info, read_spaces
+from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFiles, as_array, as_damage, find_files
+from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ, lay_out
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
-from pipelines.lake.spaces import Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 SPACES = b"amago_spaces"  # metadata of a file that we wrote
+FLAGS = (TERMINATED, TRUNCATED, RESET)
+_IDS = ("uid", "episode", "episode_id")
+_FOLLOWING = f"next_{OBSERVATION}"
 
 _SORT = (
     "sort the rows by episode and step, e.g. duckdb -c \"COPY (FROM 'in.parquet' ORDER BY episode, step) TO "
@@ -64,7 +72,7 @@ class TableImporter:
         self._what = f"'{request.place}'"
         self._files = self._find(request)
         self.label = self._files[0].parent.name if len(self._files) > 1 else self._files[0].stem
-        self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
+        self.fingerprint = hash_files([], [(path.name, path.stat().st_size) for path in self._files])
         self.dropped = 0
         schema = self.reader.schema(self._files[0])
         own = (schema.metadata or {}).get(SPACES)
@@ -78,18 +86,18 @@ class TableImporter:
             for name, columns in self._columns.items()
             if columns[0] in schema.names and len(columns) == 1
         }
-        self._records = self._own_records() if self._own else {}
+        self._records = self._read_records() if self._own else {}
         self.env = next((str(row.get("env") or "") for row in self._records.values()), "") or self.label
         self.steps: int | None = sum(self.reader.rows(path) for path in self._files)
-        self.spaces = self._spaces(spaces_of(own, what=self._what) if own is not None else None, request.spaces)
-        self._intake = Intake(
+        self.spaces = self._find_spaces(read_spaces(own, what=self._what) if own is not None else None, request.spaces)
+        self._intake = EpisodeValidator(
             self.spaces,
             what=self._what,
             clip=self._settings.clip_actions,
             native=not self._own,
             listener=request.listener,
         )
-        self._followed = [n for n in self.spaces.observation if _next(n) in self._columns and not self._arrival]
+        self._followed = [n for n in self.spaces.observation if _name_next(n) in self._columns and not self._arrival]
         self._unrelated = False  # whether rows have nothing to do with each other
         if not self._own:
             self._survey()
@@ -100,7 +108,7 @@ class TableImporter:
 
     def _find_columns(self, names: list[str]) -> dict[str, list[str]]:
         """Map our names to columns of the files, which have `names`."""
-        return columns_of(names, self._settings.columns, self.needed, what=self._what)
+        return map_columns(names, self._settings.columns, self.needed, what=self._what)
 
     def _survey(self) -> None:
         """Find out from the ids, flags and next observations whether the rows of an episode are together."""
@@ -110,16 +118,15 @@ class TableImporter:
             return
         inside = breaks = 0
         last: Block = {}
-        wanted = [EPISODE, TERMINATED, TRUNCATED, *self._followed, *map(_next, self._followed)]
+        wanted = [EPISODE, TERMINATED, TRUNCATED, *self._followed, *map(_name_next, self._followed)]
         for block in self._blocks(wanted):
             rows = {name: np.concatenate([last[name], block[name]]) if last else block[name] for name in block}
-            marks = self._marked(rows)[:-1]
-            inside, breaks = inside + int((~marks).sum()), breaks + int((self._broken(rows)[:-1] & ~marks).sum())
+            marks = self._find_ends_of_episodes(rows)[:-1]
+            inside, breaks = inside + int((~marks).sum()), breaks + int((self._find_breaks(rows)[:-1] & ~marks).sum())
             last = {name: values[-1:] for name, values in rows.items()}
         self._unrelated = breaks > MOST_UNRELATED * inside
         if self._unrelated or breaks:
-            notice = unrelated_notice if self._unrelated else breaks_notice
-            self._listener(notice(self._what, breaks, inside))
+            self._listener(describe_breaks(self._what, breaks, inside, unrelated=self._unrelated))
 
     def _require_together(self) -> None:
         """Raise InputMissing if an id comes back within a file before its episode has ended."""
@@ -127,7 +134,7 @@ class TableImporter:
             ended: dict[Any, bool] = {}
             current, over, row = None, False, 0
             for block in self._blocks([EPISODE, TERMINATED, TRUNCATED], files=[path]):
-                ids, flags = block[EPISODE], self._flagged(block)
+                ids, flags = block[EPISODE], self._join_flags(block)
                 changes = np.flatnonzero(ids[1:] != ids[:-1]) + 1
                 for start in ([] if len(ids) and ids[0] == current else [0]) + changes.tolist():
                     if start or current is not None:
@@ -146,7 +153,7 @@ class TableImporter:
     def _require_alike(self, first: pa.Schema, path: Path) -> None:
         """Raise InputMissing if columns of a file have other types than in the first."""
         other = self.reader.schema(path)
-        wanted = dict.fromkeys(part_of(part)[0] for parts in self._columns.values() for part in parts)
+        wanted = dict.fromkeys(split_slice(part)[0] for parts in self._columns.values() for part in parts)
         unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
         if unlike:
             differences = [f"{n}: {other.field(n).type if n in other.names else 'nothing'}" for n in unlike]
@@ -155,19 +162,21 @@ class TableImporter:
                 hint="take in files of one space at a time",
             )
 
-    def _spaces(self, own: Spaces | None, wanted: Spaces | None) -> Spaces:
+    def _find_spaces(self, own: Spaces | None, wanted: Spaces | None) -> Spaces:
         head = next(self._blocks(), None)
         if head is None:
             raise InputMissing(f"{self._what} has no rows")
         observed = {name: values for name, values in head.items() if is_observation(name)}
         if wanted is not None:
-            return agreed({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
+            return match_spaces({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
         if own is not None:
             return own
-        observation: dict[str, Space] = {n: inferred(v.shape[1:], v.dtype) for n, v in observed.items()}
+        observation: dict[str, Space] = {n: infer_space(v.shape[1:], v.dtype) for n, v in observed.items()}
         action = head[ACTION]
         if action.dtype.kind not in "iu":
-            return Spaces(observation=observation, action=action_box(action.shape[1:], self._settings, what=self._what))
+            return Spaces(
+                observation=observation, action=make_action_box(action.shape[1:], self._settings, what=self._what)
+            )
         size = int(np.prod(action.shape[1:], dtype=np.int64))
         count = self._settings.num_actions or 1 + max(int(b[ACTION].max()) for b in self._blocks([ACTION]))
         return Spaces(
@@ -178,13 +187,14 @@ class TableImporter:
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
         self.dropped = 0
-        number, held = 0, _empty()
+        number = 0
+        held: Block = {}
         blocks = self._blocks()
         block = next(blocks, None)
         while block is not None:
             following = next(blocks, None)
             held = {name: np.concatenate([held[name], block[name]]) if held else block[name] for name in block}
-            ends = self._ends(held, last=following is None)
+            ends = self._find_ends(held, last=following is None)
             if len(ends):
                 begin = np.concatenate([[0], ends[:-1]])
                 skipped = max(start - number, 0)
@@ -196,12 +206,12 @@ class TableImporter:
                 held = {name: values[int(ends[-1]) :] for name, values in held.items()}
             block = following
 
-    def _ends(self, held: Block, *, last: bool) -> np.ndarray:
-        """Return the ends of complete trajectories; the last one is complete if no rows follow."""
+    def _find_ends(self, held: Block, *, last: bool) -> np.ndarray:
+        """Find the ends of complete trajectories; the last one is complete if no rows follow."""
         rows = len(held[REWARD])
         marks = np.zeros(rows, dtype=bool)
         if rows:
-            marks = self._marked(held) | self._broken(held) | self._unrelated
+            marks = self._find_ends_of_episodes(held) | self._find_breaks(held) | self._unrelated
         if last and rows:
             marks[-1] = True
         ends = np.flatnonzero(marks) + 1
@@ -213,16 +223,16 @@ class TableImporter:
         pieces = [at for a, b in itertools.pairwise(cut) for at in (*range(a + longest, b, longest), b)]
         return np.array(pieces + tail, dtype=np.int64)
 
-    def _marked(self, rows: Block) -> np.ndarray:
-        """Return (n,): whether an episode ends here by its flags, or because the next row has another id."""
-        marks = self._flagged(rows)
+    def _find_ends_of_episodes(self, rows: Block) -> np.ndarray:
+        """Whether an episode ends in a row, (n,), by its flags, or because the next row has another id."""
+        marks = self._join_flags(rows)
         if EPISODE in rows:
             if self._arrival:
                 marks[:] = False
             marks[:-1] |= rows[EPISODE][1:] != rows[EPISODE][:-1]
         return marks
 
-    def _flagged(self, rows: Block) -> np.ndarray:
+    def _join_flags(self, rows: Block) -> np.ndarray:
         count = len(next(iter(rows.values())))
         marks = np.zeros(count, dtype=bool)
         for name in (TERMINATED, TRUNCATED):
@@ -230,20 +240,20 @@ class TableImporter:
                 marks |= rows[name]
         return marks
 
-    def _broken(self, rows: Block) -> np.ndarray:
-        """Return (n,): whether the next observation of a row differs from the observation of the next row."""
+    def _find_breaks(self, rows: Block) -> np.ndarray:
+        """Whether the next observation of a row differs, (n,), from the observation of the next row."""
         found = np.zeros(len(next(iter(rows.values()))), dtype=bool)
         for name in self._followed:
-            found[:-1] |= differ(rows[_next(name)][:-1], rows[name][1:])
+            found[:-1] |= differ(rows[_name_next(name)][:-1], rows[name][1:])
         return found
 
     def _batch(self, held: Block, begin: np.ndarray, end: np.ndarray, *, first: int) -> Trajectories | None:
         names = list(self.spaces.observation)
         if self._arrival:
-            raw, usable = self._arrived(held, begin, end, names), end - begin > 1
+            raw, usable = self._split_arrival(held, begin, end, names), end - begin > 1
             dropped = np.zeros(len(begin), dtype=bool)
         else:
-            laid = self._laid(held, begin, end, names)
+            laid = self._lay_out(held, begin, end, names)
             raw, usable, dropped = laid.raw, laid.usable, laid.dropped
         self.dropped += int((~usable).sum())
         if raw is None:
@@ -255,7 +265,9 @@ class TableImporter:
         ]
         return Trajectories(self._intake.columns(raw, first=first), raw.rows, infos)
 
-    def _arrived(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Raw | None:
+    def _split_arrival(
+        self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]
+    ) -> DecodedEpisodes | None:
         """Split rows into trajectories of T + 1 rows, without those of a single row."""
         fine = end - begin > 1
         if not fine.any():
@@ -264,22 +276,22 @@ class TableImporter:
         rows = (end - begin)[fine]
         later = np.ones(len(chosen), dtype=bool)
         later[np.cumsum(rows) - rows] = False
-        over, cut = (self._flag(held, name)[end[fine] - 1] for name in (TERMINATED, TRUNCATED))
-        return Raw(
+        over, cut = (self._read_flag(held, name)[end[fine] - 1] for name in (TERMINATED, TRUNCATED))
+        return DecodedEpisodes(
             rows=rows.tolist(),
             observation={name: held[name][chosen] for name in names},
             action=held[ACTION][chosen][later],
             reward=held[REWARD].reshape(-1)[chosen][later],
             terminated=over,
             truncated=cut | ~over,
-            reset=self._flag(held, RESET)[chosen].astype(np.uint8),
+            reset=self._read_flag(held, RESET)[chosen].astype(np.uint8),
         )
 
-    def _laid(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Any:
+    def _lay_out(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Any:
         origin, stop = int(begin[0]), int(end[-1])
-        over, cut = (self._flag(held, name)[end - 1] for name in (TERMINATED, TRUNCATED))
+        over, cut = (self._read_flag(held, name)[end - 1] for name in (TERMINATED, TRUNCATED))
         after = np.minimum(end, len(held[REWARD]) - 1)
-        ended = self._marked(held) | self._broken(held) | self._unrelated
+        ended = self._find_ends_of_episodes(held) | self._find_breaks(held) | self._unrelated
         continued = ~ended[end - 1] & (end < len(held[REWARD]))
         steps = Steps(
             begin=begin - origin,
@@ -287,22 +299,22 @@ class TableImporter:
             terminated=over,
             truncated=cut,
             observation={name: held[name][origin:stop] for name in names},
-            following={name: held[_next(name)][origin:stop] for name in names if _next(name) in held},
+            following={name: held[_name_next(name)][origin:stop] for name in names if _name_next(name) in held},
             after={name: held[name][after] for name in names},
             known=continued,
             action=held[ACTION][origin:stop],
             reward=held[REWARD].reshape(-1)[origin:stop],
-            reset=self._flag(held, RESET)[origin:stop].astype(np.uint8),
+            reset=self._read_flag(held, RESET)[origin:stop].astype(np.uint8),
         )
-        return lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        return lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
 
-    def _flag(self, held: Block, name: str) -> np.ndarray:
+    def _read_flag(self, held: Block, name: str) -> np.ndarray:
         return held[name] if name in held else np.zeros(len(held[REWARD]), dtype=bool)
 
     def _info(self, number: int, id: Any, dropped: bool) -> TrajectoryInfo:
         tags = {EPISODE: str(number)}
         if self._own:
-            return info_of(self._records.get(str(id), {}), source=self.form, tags=tags)
+            return read_info(self._records.get(str(id), {}), source=self.form, tags=tags)
         if id is not None:
             tags["id"] = str(id)
         if dropped:
@@ -312,7 +324,7 @@ class TableImporter:
     def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
         """Yield the rows of all files (or of `files`) in order, by our names."""
         chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
-        wanted = list(dict.fromkeys(part_of(part)[0] for parts in chosen.values() for part in parts))
+        wanted = list(dict.fromkeys(split_slice(part)[0] for parts in chosen.values() for part in parts))
         for path in files or self._files:
             try:
                 for batch in self.reader.batches(path, wanted):
@@ -328,18 +340,18 @@ class TableImporter:
         if name == EPISODE:
             return np.asarray(batch.column(parts[0]).to_numpy(zero_copy_only=False))
         if name in FLAGS:
-            return flags(flat_values(batch.column(parts[0])), parts[0], what=self._what)
+            return read_flags(as_array(batch.column(parts[0])), parts[0], what=self._what)
         arrays = [self._part(batch, part) for part in parts]
         if len(arrays) > 1:
             return np.stack(arrays, axis=-1)
         return arrays[0].reshape(len(arrays[0]), *self._shapes[name]) if self._shapes.get(name) else arrays[0]
 
     def _part(self, batch: pa.RecordBatch, text: str) -> np.ndarray:
-        name, bounds = part_of(text)
-        values = flat_values(batch.column(name))
-        return values if bounds is None else values[:, slice(*within(bounds, values.shape, text, what=self._what))]
+        name, bounds = split_slice(text)
+        values = as_array(batch.column(name))
+        return values if bounds is None else values[:, slice(*find_slice(bounds, values.shape, text, what=self._what))]
 
-    def _own_records(self) -> Mapping[str, Mapping[str, Any]]:
+    def _read_records(self) -> Mapping[str, Mapping[str, Any]]:
         """Read what an export says of its trajectories, by uid."""
         path = self._files[0].parent / TRAJECTORIES
         if not path.is_file():
@@ -348,7 +360,7 @@ class TableImporter:
             table = pq.read_table(path, page_checksum_verification=True)
             return {row["uid"]: {**row, "tags": dict(row["tags"] or ())} for row in table.to_pylist()}
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise as_damage(path, error) from error
 
 
 class ArrowImporter(TableImporter):
@@ -358,9 +370,46 @@ class ArrowImporter(TableImporter):
     reader = ArrowFiles()
 
 
-def _next(name: str) -> str:
+def _name_next(name: str) -> str:
     return f"next_{name}"
 
 
-def _empty() -> Block:
-    return {}
+def map_columns(
+    names: Sequence[str], named: Mapping[str, str], needed: Sequence[str], *, what: str
+) -> dict[str, list[str]]:
+    """Map our names to columns of a table that has `names`, as `named` says first. InputMissing where one is not there,
+    or where `needed` or an observation is not.
+    """
+    given = {name: [part.strip() for part in text.split(",")] for name, text in named.items() if text}
+    observed = {name: [name] for name in names if is_observation(name)}
+    after = {name: [name] for name in names if name.partition(".")[0] == _FOLLOWING}
+    if any(map(is_observation, given)):
+        observed = after = {}
+    found = {**observed, **after, **{n: [n] for n in (ACTION, REWARD, *FLAGS) if n in names}, **given}
+    if EPISODE not in named:
+        found |= next(({EPISODE: [name]} for name in _IDS if name in names), {})
+    problems = [f"'{part}'" for parts in found.values() for part in parts if split_slice(part)[0] not in names]
+    problems += [f"'{name}'" for name in needed if name not in found]
+    if not any(map(is_observation, found)):
+        problems.append(f"'{OBSERVATION}'")
+    if EPISODE not in found and TERMINATED not in found:
+        problems.append(f"'{EPISODE}' or '{TERMINATED}'")
+    if problems:
+        raise InputMissing(
+            f"{what} lacks {', '.join(dict.fromkeys(problems))}",
+            hint=f"map its columns with source.columns; it has: {', '.join(names)}",
+        )
+    ours = (ACTION, REWARD, EPISODE, *FLAGS)
+    unknown = [n for n in given if n not in ours and n.partition(".")[0] not in (OBSERVATION, _FOLLOWING)]
+    if unknown:
+        raise InputMissing(
+            f"source.columns: unknown names: {', '.join(unknown)}",
+            hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {_FOLLOWING}, action, reward, episode, "
+            "terminated, truncated, reset",
+        )
+    return found
+
+
+def is_observation(name: str) -> bool:
+    """Whether `name` is `obs` or `obs.NAME`."""
+    return name.partition(".")[0] == OBSERVATION

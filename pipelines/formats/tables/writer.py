@@ -51,15 +51,15 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
                 parts[schema.id] = stack.enter_context(contextlib.closing(_SchemaFiles(to, schema)))
             rows.append(item.row() | parts[schema.id].add(item.uid, item.trajectory()))
             if len(rows) == _ROWS_HELD:
-                tables.append(_table(rows))
+                tables.append(_make_table(rows))
                 rows.clear()
-    table = pa.concat_tables([*tables, _table(rows)])
+    table = pa.concat_tables([*tables, _make_table(rows)])
     write_atomically(to / TABLE, lambda file: pq.write_table(table, file, **PACKING))
     steps, size = pc.sum(table["length"]).as_py() or 0, sum(path.stat().st_size for path in to.glob("*.parquet"))
     return Exported(trajectories=table.num_rows, steps=steps, written=table.num_rows, bytes=size)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Build the table of trajectories and their places, uids as texts."""
     table = pa.Table.from_pylist(list(rows), schema=pa.schema([*TRAJECTORIES, *_PLACES])).drop_columns(["row0"])
     for name in ("uid", "base_uid"):
@@ -111,9 +111,12 @@ class _SchemaFiles:
             pa.array([uid for uid, _ in self._pending], pa.string()),
         )
         time = np.concatenate([t.info.first_step + np.arange(t.length + 1, dtype=np.int64) for _, t in self._pending])
-        arrays = [uids.dictionary_decode(), pa.array(time), *(self._column(column) for column in self.schema.columns)]
+        arrays = [uids.dictionary_decode(), pa.array(time), *(self._join(column) for column in self.schema.columns)]
         spaces = {SPACES: json.dumps(self.schema.spaces.to_json()).encode()}
-        fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64()), *map(_described, self.schema.columns)]
+        fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64())]
+        for column in self.schema.columns:
+            about = {"shape": json.dumps(list(column.shape)), "dtype": column.dtype, "role": column.role}
+            fields.append(arrow_schema([column]).field(0).with_metadata(about))
         table = pa.table(arrays, schema=pa.schema(fields, metadata=spaces))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.to / self._name(), table.schema, **PACKING)
@@ -125,13 +128,8 @@ class _SchemaFiles:
             self._writer.close()
             self._writer, self._bytes, self._groups, self._files = None, 0, 0, self._files + 1
 
-    def _column(self, column: Column) -> pa.Array:
+    def _join(self, column: Column) -> pa.Array:
         return to_arrow(
             column,
             as_stored(column, np.concatenate([trajectory.columns[column.name] for _, trajectory in self._pending])),
         )
-
-
-def _described(column: Column) -> pa.Field:
-    plain: pa.Field = arrow_schema([column]).field(0)
-    return plain.with_metadata({"shape": json.dumps(list(column.shape)), "dtype": column.dtype, "role": column.role})

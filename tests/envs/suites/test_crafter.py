@@ -39,14 +39,14 @@ def test_words_and_achievements_are_the_games_own():
     assert [crafter.constants.actions[i] for i in (NOOP, LEFT, RIGHT, UP, DOWN, DO, SLEEP)] == [
         *("noop", "move_left", "move_right", "move_up", "move_down", "do", "sleep")
     ]
-    every = [words.goal(name) for name in words.ACHIEVEMENTS]
-    every += [words.square(np.array([x, y])) for x in range(0, 64, 5) for y in range(0, 64, 5)]
+    every = [words.parse_goal(name) for name in words.ACHIEVEMENTS]
+    every += [words.find_square(np.array([x, y])) for x in range(0, 64, 5) for y in range(0, 64, 5)]
     assert len(set(every)) == 22 + 13 * 13
-    assert all(words.goal(words.text(numbers)) == numbers for numbers in every)
-    assert words.text(words.square(np.array([63, 4]))) == "travel 60 0"
+    assert all(words.parse_goal(words.spell(numbers)) == numbers for numbers in every)
+    assert words.spell(words.find_square(np.array([63, 4]))) == "travel 60 0"
     for wrong in ("", "collect gold", "travel 30", "travel 31 5"):
         with pytest.raises(ValueError, match="is not a goal"):
-            words.goal(wrong)
+            words.parse_goal(wrong)
 
 
 def test_rewards_are_those_of_the_package():
@@ -100,12 +100,12 @@ def test_a_world_follows_from_its_number_alone():
 
 def test_goals_are_followed_in_order_and_shown_until_they_are_reached():
     env, _ = begun(4, goals=3)
-    here = words.text(words.square(env._game.position))
+    here = words.spell(words.find_square(env._game.position))
     env.play(f"4: {here}, collect wood, collect sapling")
     observation = env.reset(seed=1)[0]
     assert env.task == f"4: {here}, collect wood, collect sapling"
     assert env.goal_text == f"{here}, then collect wood, then collect sapling"
-    asked = np.stack([words.goal(name) for name in (here, "collect wood", "collect sapling")])
+    asked = np.stack([words.parse_goal(name) for name in (here, "collect wood", "collect sapling")])
     np.testing.assert_array_equal(observation["goals"], asked)  # being there at the start earns nothing
     observation, reward, *_ = env.step(NOOP)
     assert reward == 1
@@ -126,7 +126,7 @@ def test_goals_are_followed_in_order_and_shown_until_they_are_reached():
 
     observation, reward, terminated, _, _ = achieve("collect_sapling")
     assert (reward, terminated) == (0, False)  # not its turn
-    np.testing.assert_array_equal(observation["achieved"][1], words.goal("collect sapling"))
+    np.testing.assert_array_equal(observation["achieved"][1], words.parse_goal("collect sapling"))
     assert achieve("collect_wood")[1] == 1
     assert env.step(NOOP)[0]["achieved"][1].tolist() == [0, 0, 0]
     observation, reward, terminated, truncated, _ = achieve("collect_sapling")

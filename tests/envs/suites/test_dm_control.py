@@ -29,14 +29,14 @@ def test_the_contract(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", dm_control.names())
+@pytest.mark.parametrize("task", dm_control.list_names())
 def test_every_task_can_be_played(task):
     contract.observations_are_what_the_spec_says(f"dmc:{task}", num_envs=1, steps=3)
 
 
 def test_every_task_of_the_suite_has_a_name():
     expected = {f"{domain}-{task}" for domain, task in suite.BENCHMARKING}
-    assert expected <= set(dm_control.names())
+    assert expected <= set(dm_control.list_names())
 
 
 def test_it_is_the_suites_own_environment():

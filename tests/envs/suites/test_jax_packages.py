@@ -15,7 +15,7 @@ pytest.importorskip("jax")
 import jax
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.jax_env import leaves
+from pipelines.envs.suites.jax_env import list_leaves
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
 
 STEPS, LIMIT = 200, 60
@@ -136,7 +136,7 @@ def meant(space: Space, action: np.ndarray) -> np.ndarray:
 
 
 def same(ours: dict[str, np.ndarray], actor: int, theirs: Any) -> None:
-    columns = dict(leaves(theirs, "obs"))
+    columns = dict(list_leaves(theirs, "obs"))
     assert set(ours) == set(columns)
     for name, value in columns.items():
         value = np.asarray(value)

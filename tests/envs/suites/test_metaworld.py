@@ -12,11 +12,11 @@ metaworld = pytest.importorskip("metaworld")
 from metaworld.policies import SawyerReachV3Policy  # noqa: E402
 
 from pipelines.envs.make import make  # noqa: E402
-from pipelines.envs.suites.metaworld import ALL_CLASSES, tasks_of  # noqa: E402
+from pipelines.envs.suites.metaworld import ALL_CLASSES, choose_classes  # noqa: E402
 from pipelines.envs.suites.metaworld_tasks import (  # noqa: E402
     ClassPool,
     Shelf,
-    goal_vectors,
+    load_goals,
 )
 from pipelines.errors import InputMissing, UsageError  # noqa: E402
 from pipelines.files.user_cache import cache_home  # noqa: E402
@@ -45,7 +45,7 @@ def library_env(name, vector, *, hidden=True):
 def vectors(name, seed):
     pool = ClassPool(goal_seed=seed, hide_goal=True)
     pool.give(name, pool.take(name, 0))
-    return goal_vectors(name, seed, lambda: pytest.fail("the goals are not in the cache"))
+    return load_goals(name, seed, lambda: pytest.fail("the goals are not in the cache"))
 
 
 def played(env, steps, *, seed=0):
@@ -75,25 +75,27 @@ def test_goals_are_those_of_the_library_train_and_test():
     benchmark = metaworld.ML1("push-v3", seed=5)
     for tasks, split in ((benchmark.train_tasks, "train"), (benchmark.test_tasks, "test")):
         expected = np.array([pickle.loads(task.data)["rand_vec"] for task in tasks])
-        (name,), seed = tasks_of("metaworld-ml1-push-v3", split, 5)
+        (name,), seed = choose_classes("metaworld-ml1-push-v3", split, 5)
         np.testing.assert_array_equal(vectors(name, seed), expected)
 
 
 def test_train_and_test_goals_have_none_in_common():
-    train, test = (vectors("reach-v3", tasks_of("metaworld-ml1-reach-v3", split, 0)[1]) for split in ("train", "test"))
+    train, test = (
+        vectors("reach-v3", choose_classes("metaworld-ml1-reach-v3", split, 0)[1]) for split in ("train", "test")
+    )
     assert not (train[:, None] == test[None]).all(-1).any()
 
 
 @pytest.mark.parametrize(("name", "train", "test"), [("ml10", 10, 5), ("ml45", 45, 5)])
 def test_test_classes_are_not_trained_on(name, train, test):
-    seen, unseen = (set(tasks_of(f"metaworld-{name}", split, 0)[0]) for split in ("train", "test"))
+    seen, unseen = (set(choose_classes(f"metaworld-{name}", split, 0)[0]) for split in ("train", "test"))
     assert (len(seen), len(unseen)) == (train, test)
     assert not seen & unseen
     assert seen | unseen <= set(ALL_CLASSES)
 
 
 def test_where_the_library_tests_on_a_train_class_the_goals_are_others():
-    (seen, train), (tested, test) = (tasks_of("metaworld-ml25", split, 0) for split in ("train", "test"))
+    (seen, train), (tested, test) = (choose_classes("metaworld-ml25", split, 0) for split in ("train", "test"))
     assert (len(seen), len(tested)) == (25, 5)
     assert set(tested) & set(seen) == {"basketball-v3"}
     assert train != test
@@ -101,7 +103,7 @@ def test_where_the_library_tests_on_a_train_class_the_goals_are_others():
 
 def test_the_classes_of_the_benchmarks_are_the_published_ones():
     def names(benchmark, split):
-        return {name.removesuffix("-v3") for name in tasks_of(f"metaworld-{benchmark}", split, 0)[0]}
+        return {name.removesuffix("-v3") for name in choose_classes(f"metaworld-{benchmark}", split, 0)[0]}
 
     assert names("ml10", "test") == {"drawer-open", "door-close", "shelf-place", "sweep-into", "lever-pull"}
     assert names("ml45", "test") == {"bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock"}
@@ -216,7 +218,7 @@ def test_a_damaged_cache_is_written_anew(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path))
     goals = np.random.default_rng(0).random((50, 3))
     drawn = iter(goals)
-    np.testing.assert_array_equal(goal_vectors("reach-v3", 0, lambda: next(drawn)), goals)
+    np.testing.assert_array_equal(load_goals("reach-v3", 0, lambda: next(drawn)), goals)
     (path,) = tmp_path.glob("metaworld-*/reach-v3-0.npz")
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-40])
@@ -226,8 +228,8 @@ def test_a_damaged_cache_is_written_anew(damage, tmp_path, monkeypatch):
         broken = goals[:49] if damage == "shape" else np.where(goals > 0.5, np.nan, goals)
         np.savez(path, goals=broken)
     drawn = iter(goals)
-    np.testing.assert_array_equal(goal_vectors("reach-v3", 0, lambda: next(drawn)), goals)
-    np.testing.assert_array_equal(goal_vectors("reach-v3", 0, lambda: pytest.fail("not cached")), goals)
+    np.testing.assert_array_equal(load_goals("reach-v3", 0, lambda: next(drawn)), goals)
+    np.testing.assert_array_equal(load_goals("reach-v3", 0, lambda: pytest.fail("not cached")), goals)
 
 
 def test_where_nothing_can_be_kept_goals_are_drawn(tmp_path, monkeypatch):
@@ -236,7 +238,7 @@ def test_where_nothing_can_be_kept_goals_are_drawn(tmp_path, monkeypatch):
     goals = np.random.default_rng(0).random((50, 3))
     for _ in range(2):
         drawn = iter(goals)
-        np.testing.assert_array_equal(goal_vectors("reach-v3", 0, lambda: next(drawn)), goals)  # noqa: B023
+        np.testing.assert_array_equal(load_goals("reach-v3", 0, lambda: next(drawn)), goals)  # noqa: B023
 
 
 def test_the_cache_is_the_user_s(monkeypatch, tmp_path):

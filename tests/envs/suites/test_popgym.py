@@ -13,7 +13,7 @@ pytest.importorskip("mazelib")
 
 from pipelines.envs.make import make
 from pipelines.envs.suites import popgym
-from pipelines.envs.suites.popgym import GAMES, PREFIX, new_game, step_limit
+from pipelines.envs.suites.popgym import GAMES, PREFIX, find_step_limit, new_game
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete
 from tests.envs import contract
@@ -181,7 +181,7 @@ def test_the_27_games_are_those_that_fit():
             fitting.add(name)
     assert fitting == set(popgym.MULTI_GAMES)
     assert len(popgym.MULTI_GAMES) == 27
-    assert max(step_limit(new_game(name)) for name in popgym.MULTI_GAMES) == 831
+    assert max(find_step_limit(new_game(name)) for name in popgym.MULTI_GAMES) == 831
 
 
 def test_the_first_attempt_shows_rewards_and_pays_none():

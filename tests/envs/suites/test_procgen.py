@@ -13,7 +13,7 @@ pytest.importorskip("gym3", reason="Procgen needs numpy below 2, so an environme
 
 from pipelines.envs.make import make
 from pipelines.envs.suites import procgen
-from pipelines.envs.suites.procgen import GAMES, Mode, games_of, mode_of, time_limit
+from pipelines.envs.suites.procgen import GAMES, Mode, find_mode, find_time_limit, list_games
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -109,7 +109,7 @@ def test_a_named_level_is_played():
 
 @pytest.mark.parametrize(("game", "mode"), list(product(GAMES, get_args(Mode))))
 def test_pairs_of_game_and_mode(game, mode):
-    if game not in games_of(mode):
+    if game not in list_games(mode):
         with pytest.raises(UsageError, match=f"'{game}' has no mode '{mode}'"):
             make(f"procgen-{game}", num_envs=1, seed=0, params={"mode": mode})
         return
@@ -121,7 +121,7 @@ def test_pairs_of_game_and_mode(game, mode):
 
 
 def test_there_are_fifty_legal_pairs():
-    assert sum(len(games_of(mode)) for mode in get_args(Mode) if mode != "memory-hard") == 50
+    assert sum(len(list_games(mode)) for mode in get_args(Mode) if mode != "memory-hard") == 50
 
 
 # The games' own sources, by `timeout`.
@@ -131,18 +131,22 @@ LIMITS = {"bigfish": 6000, "bossfight": 4000, "leaper": 500, "maze": 500, "plund
 @pytest.mark.parametrize("game", GAMES)
 def test_each_game_has_its_own_time_limit(game):
     for mode in ("easy", "hard"):
-        assert time_limit(game, mode) == LIMITS.get(game, 1000)
+        assert find_time_limit(game, mode) == LIMITS.get(game, 1000)
     spec = make(f"procgen-{game}", num_envs=1, seed=0).spec
     assert spec.horizon == LIMITS.get(game, 1000)
 
 
 def test_jumper_has_twice_the_time_in_memory_mode():
-    assert (time_limit("jumper", "memory"), time_limit("maze", "memory"), time_limit("heist", "memory")) == (
+    assert (
+        find_time_limit("jumper", "memory"),
+        find_time_limit("maze", "memory"),
+        find_time_limit("heist", "memory"),
+    ) == (
         2000,
         500,
         1000,
     )
-    assert time_limit("jumper", "memory-hard") == 2000
+    assert find_time_limit("jumper", "memory-hard") == 2000
     assert make("procgen-multi", num_envs=1, seed=0, params={"mode": "memory"}).spec.horizon == 2 * 2000 + 1
 
 
@@ -155,7 +159,7 @@ def test_running_out_of_a_games_own_time_is_not_a_death(game, mode):
         env.reset()
         step, _, result = until(env, STAY, most=2100)
         ends.append((step, bool(result.truncated[0])))
-    limit = time_limit(game, mode)
+    limit = find_time_limit(game, mode)
     assert (limit, True) in ends
     assert all(step == limit if truncated else step < limit for step, truncated in ends)
     env.close()
@@ -190,8 +194,8 @@ class _EndsAt:
 
 
 def test_memory_hard_is_memory_where_a_game_has_it_and_hard_elsewhere():
-    assert [game for game in GAMES if mode_of(game, "memory-hard") == "memory"] == sorted(games_of("memory"))
-    assert {mode_of(game, "memory-hard") for game in GAMES} == {"memory", "hard"}
+    assert [game for game in GAMES if find_mode(game, "memory-hard") == "memory"] == sorted(list_games("memory"))
+    assert {find_mode(game, "memory-hard") for game in GAMES} == {"memory", "hard"}
     pictures = {}
     for mode in ("memory-hard", "memory", "hard"):
         for game in ("maze", "coinrun") if mode != "memory" else ("maze",):

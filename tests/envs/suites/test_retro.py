@@ -13,7 +13,7 @@ pytest.importorskip("stable_retro")
 import stable_retro
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.retro_emulator import CONSOLES, color, picture
+from pipelines.envs.suites.retro_emulator import CONSOLES, choose_color, draw
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from tests.envs import contract
 
@@ -57,7 +57,7 @@ def test_rewards_and_ends_are_those_of_the_package():
     for buttons, result in zip(actions, mine, strict=True):
         frames = [theirs.step(buttons) for _ in range(8)]
         assert result.reward[0] == sum(frame[1] for frame in frames)
-        np.testing.assert_array_equal(result.observation["obs"][0], picture(frames[-1][0], 84, color("Genesis")))
+        np.testing.assert_array_equal(result.observation["obs"][0], draw(frames[-1][0], 84, choose_color("Genesis")))
         total += result.reward[0]
     assert total > 0
     theirs.close()
@@ -66,15 +66,13 @@ def test_rewards_and_ends_are_those_of_the_package():
 def test_a_picture_is_a_mean_over_areas_inside_its_consoles_colour():
     rng = np.random.default_rng(0)
     screen = rng.integers(256, size=(160, 240, 3), dtype=np.uint8)
-    shown = picture(screen, 84, (1, 2, 3))
+    shown = draw(screen, 84, (1, 2, 3))
     means = screen.reshape(80, 2, 80, 3, 3).astype(np.float64).mean(axis=(1, 3))
     assert np.abs(shown[2:-2, 2:-2] - means).max() <= 0.51
     for edge in (shown[:2], shown[-2:], shown[:, :2], shown[:, -2:]):
         assert (edge == (1, 2, 3)).all()
-    assert (
-        picture(screen[:, :, :1].repeat(3, axis=2) * 0 + 7, 33, (0, 0, 0))[2:-2, 2:-2].tolist() == [[[7] * 3] * 29] * 29
-    )
-    assert len({color(console) for console in CONSOLES}) == len(CONSOLES)
+    assert draw(screen[:, :, :1].repeat(3, axis=2) * 0 + 7, 33, (0, 0, 0))[2:-2, 2:-2].tolist() == [[[7] * 3] * 29] * 29
+    assert len({choose_color(console) for console in CONSOLES}) == len(CONSOLES)
     assert set(CONSOLES) >= set(stable_retro.data.EMU_INFO)
 
 

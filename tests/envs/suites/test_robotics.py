@@ -23,7 +23,7 @@ def test_the_contract(name, params, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", robotics.names())
+@pytest.mark.parametrize("name", robotics.list_names())
 def test_every_id_can_be_played(name):
     contract.observations_are_what_the_spec_says(f"robotics:{name}", num_envs=1, steps=3)
 
