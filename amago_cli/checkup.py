@@ -109,10 +109,10 @@ def _check_compute() -> Iterator[Finding]:
     else:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         yield Finding("device", FINE, f"cpu, no CUDA device (torch is {built})")
-    from pipelines.config.cores import available_cores, threads
+    from pipelines.config.host import choose_threads, count_cores
     from pipelines.nets.attention import AttentionWindow, choose, here
 
-    yield Finding("threads", FINE, f"networks use {threads()} of {available_cores()} available cores")
+    yield Finding("threads", FINE, f"networks use {choose_threads()} of {count_cores()} available cores")
     device = torch.device("cuda" if has_gpu else "cpu")
 
     def auto(window: AttentionWindow, packed: bool = False) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from amago_cli.options import Common
 from amago_cli.render.output import Document
-from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import fold, merge, parse_assignment, resolve
+from pipelines.config.places import refuse_scheme
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings

@@ -123,7 +123,7 @@ def _without_recipe(
     from amago_cli.configuration import tabulate_choices
     from amago_cli.ranks import plan_launch
     from amago_cli.render.output import Document
-    from pipelines.config.launch import is_main
+    from pipelines.config.host import is_main
     from pipelines.config.load import merge
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError

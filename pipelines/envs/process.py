@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config import launch
+from pipelines.config import host
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, StepResult
 from pipelines.envs.worker import CALL, RESET, STEP, Board, Order
 from pipelines.errors import StageFailed
@@ -63,7 +63,7 @@ class Worker:
             self._process = start_python(
                 f"from pipelines.envs.worker import main; main({theirs_in}, {theirs_out}, {self._memory})",
                 descriptors=(theirs_in, theirs_out, self._memory),
-                environment=dict.fromkeys(_ONE_THREAD, "1") | launch.alone(),
+                environment=dict.fromkeys(_ONE_THREAD, "1") | host.strip_launcher(),
             )
         finally:
             os.close(theirs_in)

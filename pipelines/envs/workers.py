@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.config.base import SettingsModel
-from pipelines.config.cores import available_cores
+from pipelines.config.host import count_cores
 from pipelines.envs.env import (
     ActorsFailed,
     Env,
@@ -62,7 +62,7 @@ class WorkerEnv(Env):
             raise UsageError("worker processes are 1 or more", hint="make() steps environments in this process")
         plain = params.model_dump() if isinstance(params, SettingsModel) else dict(params or {})
         workers = min(workers, num_envs)
-        sizes, slices = _layout(num_envs, workers, apart=workers >= (cores or available_cores()))
+        sizes, slices = _layout(num_envs, workers, apart=workers >= (cores or count_cores()))
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._memory = nameless_file()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from pipelines.config.bundle_record import RECORD
+from pipelines.config.policy_files import RECORD
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from pipelines.config.bundle_record import RECORD
-from pipelines.config.places import bundle_directory
+from pipelines.config.places import find_bundle
+from pipelines.config.policy_files import RECORD
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
 from pipelines.files.checksums import sealed
@@ -115,7 +115,7 @@ def load_policy(
     True
     """
     with everything() if trust else contextlib.nullcontext():
-        found = bundle.read(bundle_directory(directory) or Path(directory))
+        found = bundle.read(find_bundle(directory) or Path(directory))
         agent = load_agent(found)
     greedy = found.greedy if greedy is None else greedy
     with found.understood():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.config.bundle_record import make_damage_error, read_record
+from pipelines.config.policy_files import make_damage_error, read_record
 from pipelines.errors import InputMissing
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import load_policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pipelines.config.encoders import Activation
+from pipelines.config.model import Activation
 
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "leaky-relu": nn.LeakyReLU,

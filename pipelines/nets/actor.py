@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import Activation
-from pipelines.config.model import ActorSettings
+from pipelines.config.model import Activation, ActorSettings
 from pipelines.nets import init
 from pipelines.nets.linear import MLP
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.config.encoders import Activation, ImageSettings
+from pipelines.config.model import Activation, ImageSettings
 from pipelines.errors import UsageError
 from pipelines.nets import init
 from pipelines.nets.activation import activation as make_activation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import FeedForwardSettings, IdentitySettings
+from pipelines.config.model import FeedForwardSettings, IdentitySettings
 from pipelines.nets import init
 from pipelines.nets.cache import NoMemory
 from pipelines.nets.linear import iterate

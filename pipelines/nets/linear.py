@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import Activation
+from pipelines.config.model import Activation
 from pipelines.nets import init, ranks
 from pipelines.nets.activation import activation as make_activation
 from pipelines.nets.kept import Kept

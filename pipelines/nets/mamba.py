@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import MambaSettings
+from pipelines.config.model import MambaSettings
 from pipelines.nets import init
 from pipelines.nets.constant import constant
 from pipelines.nets.packing import Packing

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.encoders import MinGRUSettings
+from pipelines.config.model import MinGRUSettings
 from pipelines.nets import init
 from pipelines.nets.packing import Packing
 from pipelines.nets.rnn import State, SteppedEncoder

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pipelines.config.launch import announced, is_main, rank, ranks_of_host
+from pipelines.config.host import count_ranks, find_host_ranks, get_rank, is_main
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +55,7 @@ def size() -> int:
 
 def join(device: torch.device, *, timeout_seconds: float) -> None:
     """Connect to the other ranks, once. UsageError if the launcher's environment is incomplete."""
-    if announced() == 1 or dist.is_initialized():
+    if count_ranks() == 1 or dist.is_initialized():
         return
     with contextlib.suppress(OSError, AttributeError):  # Linux: end with the launcher, which kill -9 leaves no chance
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -127,7 +127,7 @@ def micro_batches(wanted: int) -> range:
     """Return this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
     multiple of the number of ranks."""
     number = -(-wanted // size()) * size()
-    return range(rank(), number, size()) if size() > 1 else range(number)
+    return range(get_rank(), number, size()) if size() > 1 else range(number)
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def is_sharded(weight: Tensor) -> bool:
 def own_rows(count: int) -> slice:
     """Return the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
     most = -(-count // size())
-    return slice(min(rank() * most, count), min((rank() + 1) * most, count))
+    return slice(min(get_rank() * most, count), min((get_rank() + 1) * most, count))
 
 
 def join_rows(rows: Tensor, count: int) -> Tensor:
@@ -213,7 +213,7 @@ def described(device: torch.device) -> dict[str, Any]:
 def host_span() -> tuple[float, float]:
     """Return the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
     hosts are [0, 1). UsageError on all ranks if the launcher does not say which ranks share a host."""
-    own = ranks_of_host()
+    own = find_host_ranks()
     hosts = sorted({(each.start, each.stop) for each in gather(own)})
     if [start for start, _ in hosts] != [0, *(stop for _, stop in hosts[:-1])] or hosts[-1][1] != size():
         with together():
@@ -334,6 +334,6 @@ def connected() -> Iterator[None]:
         if size() > 1 and any(text in str(error) for text in _LOST):
             what = "has not answered within train.rank_timeout" if "imed out" in str(error) else "has ended"
             raise RankLost(
-                f"rank {rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"
+                f"rank {get_rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"
             ) from error
         raise

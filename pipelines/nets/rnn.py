@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from pipelines.config.encoders import GRUSettings
+from pipelines.config.model import GRUSettings
 from pipelines.nets import init
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder

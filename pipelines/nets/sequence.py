@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.config.encoders import SEQUENCE_ENCODERS
+from pipelines.config.model import SEQUENCE_ENCODERS
 from pipelines.errors import UsageError
 from pipelines.nets.cache import Memory
 from pipelines.nets.packing import Packing

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from pipelines.config.encoders import TIMESTEP_ENCODERS, Route, TimestepSettings, TokenSettings
+from pipelines.config.model import TIMESTEP_ENCODERS, Route, TimestepSettings, TokenSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init

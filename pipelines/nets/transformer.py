@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import BlockSettings, TransformerSettings
+from pipelines.config.model import BlockSettings, TransformerSettings
 from pipelines.nets import init
 from pipelines.nets.activation import activation
 from pipelines.nets.attention import AttentionWindow, attend, attend_cached, dense, weights

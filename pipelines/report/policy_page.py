@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.encoders import WITHOUT_MEMORY
+from pipelines.config.model import WITHOUT_MEMORY
 from pipelines.envs.make import make
 from pipelines.envs.suites.frozen_lake import FrozenLake
 from pipelines.envs.suites.lake_maps import maps_of_split

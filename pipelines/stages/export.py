@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipelines.config.lakes import refuse_scheme
+from pipelines.config.places import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.env import Env

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.run_directory import RunDirectory, process
+from pipelines.config.run_directory import RunDirectory, describe_process
 from pipelines.config.settings import EnvSettings, Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
@@ -173,7 +173,7 @@ class _Ingestion:
             run=None if directory is None else collectors.place(directory.path) | {"id": directory.identity},
             env=env,
             seed=self._settings.seed,
-            process=process(),
+            process=describe_process(),
         )
 
     def _batches(self) -> Iterator[Trajectories]:

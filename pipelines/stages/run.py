@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.lakes import located
-from pipelines.config.launch import announced, is_main
+from pipelines.config.host import count_ranks, is_main
+from pipelines.config.places import locate_lake
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.data.mixture import Share
@@ -72,7 +72,7 @@ def run(
 
     `recipe` is recorded: which one this is, and how the settings differ from it.
     """
-    if announced() > 1:
+    if count_ranks() > 1:
         ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
     if not is_main():
         return run_ranks.take_part(run, listener)
@@ -202,7 +202,7 @@ class ChainRunner:
         return {stage: seconds}
 
     def _ingest(self, step: PlannedStage, listener: Listener) -> None:
-        lake = located(self.settings.source.lake, self.directory.path)
+        lake = locate_lake(self.settings.source.lake, self.directory.path)
         self._figures["ingest"] = ingest.run(self.settings, lake=lake, listener=listener).metrics
 
     def _collect(self, step: PlannedStage, listener: Listener) -> None:
@@ -373,7 +373,7 @@ class ChainRunner:
     def _summary_figures(self) -> dict[str, Any]:
         """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
         run's own settings, with the update and the tasks that they belong to."""
-        done = numbers(self.directory.checkpoints)
+        done = list_checkpoints(self.directory.checkpoints)
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
             "steps": self._steps(),

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.config.launch import is_main
+from pipelines.config.host import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share

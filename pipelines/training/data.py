@@ -11,9 +11,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from pipelines.config.launch import is_main
-from pipelines.config.relabelling import ReplaySettings
-from pipelines.config.settings import TrainSettings
+from pipelines.config.host import is_main
+from pipelines.config.settings import ReplaySettings, TrainSettings
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy

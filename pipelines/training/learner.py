@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines.config import cores
+from pipelines.config import host
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import InitSettings, TrainSettings
 from pipelines.data.batch import Batch
@@ -341,4 +341,4 @@ def _part(name: str) -> str:
 
 def use_threads(threads: int) -> None:
     """Let torch use so many CPU threads (0: as OMP_NUM_THREADS and the available cores say), in this whole process."""
-    torch.set_num_threads(cores.threads(threads))
+    torch.set_num_threads(host.choose_threads(threads))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.model import TransformerSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.events import duration
 from pipelines.nets.attention import AttentionWindow, choose

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.launch import is_main
+from pipelines.config.host import is_main
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.batch import Batch
@@ -80,7 +80,7 @@ class Trainer:
             listener(Notice(text=text))
 
     def _continue(self, listener: Listener) -> None:
-        if numbers(self.directory.checkpoints):
+        if list_checkpoints(self.directory.checkpoints):
             checkpoint = checkpoints.load(self.directory.checkpoints)
             self._require_spaces(checkpoint)
             self._learnt = self.learner.restore(checkpoint)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).with_name("packages")))
 import flash_attn
 from mamba_ssm.ops import selective_scan_interface
 
-from pipelines.config.encoders import MambaSettings
+from pipelines.config.model import MambaSettings
 from pipelines.nets import attention, mamba
 from pipelines.nets.attention import AttentionWindow, attend, choose, dense, obstacle
 from pipelines.nets.packing import Packing

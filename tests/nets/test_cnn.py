@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from pipelines.config.encoders import ImageSettings
+from pipelines.config.model import ImageSettings
 from pipelines.nets.cnn import ImageEncoder, Residual
 
 

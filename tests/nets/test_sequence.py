@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from pipelines.config.encoders import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.config.model import SEQUENCE_ENCODERS, SequenceSettings
 from pipelines.errors import UsageError
 from pipelines.nets.packing import Packing
 from pipelines.nets.positions import Sinusoid

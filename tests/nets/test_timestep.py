@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pipelines.config.encoders import ImageSettings, TimestepSettings, TokenSettings
+from pipelines.config.model import ImageSettings, TimestepSettings, TokenSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Spaces
 from pipelines.nets import cnn

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.config import zoo
+from pipelines.config import places
 from pipelines.errors import AmagoError
 from pipelines.events import silent
 from pipelines.export import forms
@@ -44,7 +44,7 @@ def runtime() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def evaluated() -> dict[str, Any]:
     """The scores of the policy, from the report of its proof."""
-    report = json.loads((zoo.directory("quickstart") / "parity.json").read_text())
+    report = json.loads((places.locate_in_zoo("quickstart") / "parity.json").read_text())
     return dict(report["evaluations"]["original"])
 
 

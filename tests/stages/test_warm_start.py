@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.config.checkpoint_place import numbers
 from pipelines.config.load import fold, resolve
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
@@ -153,7 +153,7 @@ def test_chain_acts_with_the_weights_from_its_first_step(trained: Path, tmp_path
     settings = resolve(document, [(("init", "source"), str(trained))], env_model=env_model)
     chain.run(settings, run=tmp_path / "chain")
     assert RunDirectory(tmp_path / "chain").weights_from == f"{RunDirectory(trained).identity}@6"
-    assert numbers(tmp_path / "chain" / "checkpoints") == [1]
+    assert list_checkpoints(tmp_path / "chain" / "checkpoints") == [1]
 
 
 def test_averaged_weights_of_the_source_begin_both_weights_and_average(trained: Path, tmp_path: Path) -> None:

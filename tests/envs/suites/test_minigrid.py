@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("minigrid")
 
-from pipelines.config.encoders import TimestepSettings
+from pipelines.config.model import TimestepSettings
 from pipelines.envs.make import make
 from pipelines.envs.suites.minigrid import (
     LEVELS,
