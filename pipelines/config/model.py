@@ -20,10 +20,10 @@ SEQUENCE_ENCODERS = Registry(
     {
         "transformer": "pipelines.nets.transformer:Transformer",
         "gru": "pipelines.nets.rnn:GRU",
-        "mingru": "pipelines.nets.mingru:MinGRU",
+        "mingru": "pipelines.nets.rnn:MinGRU",
         "mamba": "pipelines.nets.mamba:Mamba",
-        "feedforward": "pipelines.nets.feedforward:FeedForward",
-        "identity": "pipelines.nets.feedforward:Identity",
+        "feedforward": "pipelines.nets.transformer:FeedForward",
+        "identity": "pipelines.nets.transformer:Identity",
     },
 )
 FILTERS = Registry(

@@ -31,7 +31,7 @@ from pipelines.config.places import find_bundle
 from pipelines.config.policy_files import RECORD
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, zeros
 from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
@@ -80,7 +80,7 @@ def write_bundle(
         "policy.py": _LOADER.encode(),
         **(forms or {}),
     }
-    files[RECORD] = sealed(spec, files)
+    files[RECORD] = seal(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
 

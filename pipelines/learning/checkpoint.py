@@ -36,14 +36,14 @@ from pipelines.config.model import AgentSettings, SequencePluginSettings
 from pipelines.config.policy_files import list_checkpoints, locate_checkpoint, read_link
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
-from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
+from pipelines.files.checksums import Mismatch, read_checked, read_sealed, seal
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.lineage import Data
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import bytes_of
-from pipelines.nets.outline import limit_parameters, outline, require_fit
+from pipelines.nets.init import limit_parameters, make_outline, require_fit
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
@@ -143,7 +143,7 @@ def save(
             files = dict(zip(_FILES, contents, strict=True))
             for name_of, content in files.items():
                 _write(temporary / name_of, content)
-            _write(temporary / "checkpoint.json", sealed(record, files))
+            _write(temporary / "checkpoint.json", seal(record, files))
             sync_directory(temporary)
             if final.exists():  # same update reached again after a resume: same content
                 _remove(final)
@@ -285,7 +285,7 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
 
         # Modules of a plug-in may need values while they are built; its author is trusted.
         if _is_built_in(settings):
-            fitting = outline(make, weights)
+            fitting = make_outline(make, weights)
             require_fit(fitting, weights)
             _require_memory(fitting, checkpoint.record["context_length"])
         with limit_parameters(weights):

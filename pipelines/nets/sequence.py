@@ -102,6 +102,6 @@ class SequenceEncoder(nn.Module, ABC):
         return block(*inputs)
 
 
-def sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:
+def make_sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:
     """Construct the encoder that `settings.kind` names."""
     return SEQUENCE_ENCODERS.get(settings.kind)(input_size, settings)

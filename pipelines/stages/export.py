@@ -15,7 +15,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.evaluation.adaptation import metrics as describe
+from pipelines.evaluation.adaptation import compute_metrics
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
@@ -237,7 +237,7 @@ def _evaluations(
             else:
                 step = forms.opened(form, files[forms.FILES[form]], record, actors)
                 policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
-            figures = describe(evaluate(env, policy, episodes=episodes, listener=listener))
+            figures = compute_metrics(evaluate(env, policy, episodes=episodes, listener=listener))
         finally:
             env.close()
         found[form] = {key: value for key, value in figures.items() if key not in ("per_task", "published")}

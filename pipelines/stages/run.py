@@ -77,7 +77,7 @@ def run(
     if not is_main():
         return run_ranks.take_part(run, listener)
     try:
-        with ranks.giving_orders() as give:
+        with ranks.send_orders() as give:
             result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe, give=give)
         ranks.leave()
     except Exception:
@@ -294,7 +294,7 @@ class ChainRunner:
         mixed = self._mixed(step, listener)
         shares = zip(self._lakes, (share for _, share in mixed), strict=True)
         self._give(TrainOrder.of(trainer, tuple(shares), step.target))
-        with ranks.together():
+        with ranks.raise_together():
             pass  # the other ranks follow, or refuse
         in_flight = self._figures.get("collect", {}).get("in_flight_share")
         about_data = {} if in_flight is None else {"in_flight_share": in_flight}

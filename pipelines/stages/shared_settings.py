@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, is_in
 from pipelines.errors import UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.files.checksums import read_sealed, sealed
+from pipelines.files.checksums import read_sealed, seal
 from pipelines.files.json import Form
 from pipelines.files.malformed import decoding
 
@@ -67,4 +67,4 @@ def require_shared_settings(
             problems=tuple(changed),
         )
     if known is None or every != known.varied:
-        write_atomically(path, sealed({"settings": wanted, "varied": every}, {}))
+        write_atomically(path, seal({"settings": wanted, "varied": every}, {}))

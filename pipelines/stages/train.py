@@ -67,10 +67,10 @@ def run(
     started = time.monotonic()
     ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
     with contextlib.ExitStack() as held:
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 held.enter_context(directory.lock("train"))
-        with ranks.together():
+        with ranks.raise_together():
             train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
             directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
             opened = _open_lakes(sources, follow=train.follow, listener=listener)
@@ -82,7 +82,7 @@ def run(
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             spaces = opened[0].only_schema().spaces
-        with ranks.together():
+        with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
             if not fresh:
                 _refuse_other_lakes(directory, described(shared))
@@ -91,7 +91,7 @@ def run(
             train = train.model_copy(update={"steps": before + train.steps})
             settings = settings.model_copy(update={"train": train})
         data = trainer.draw_from(shared, listener)
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 if fresh:  # check all inputs before anything is removed or written
                     forget(directory)

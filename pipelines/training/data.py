@@ -92,11 +92,11 @@ class TrainingData:
         if ranks.size() == 1:
             self.mixture.refresh(update)
             return
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 self.mixture.refresh(update)
         findings = ranks.broadcast([part.view.live.findings() for part in self.mixture.parts])
-        with ranks.together():
+        with ranks.raise_together():
             if not is_main():
                 self.mixture.refresh(update, findings)
 

@@ -34,7 +34,7 @@ from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
 from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
-from pipelines.nets.precision import autocast
+from pipelines.nets.compute import autocast
 from pipelines.training import speed
 from pipelines.training.optimizer import grouped, learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
@@ -255,7 +255,7 @@ class Learner:
         if ranks.size() == 1:
             return found
         number = len(self.micro_batches) * ranks.size()
-        return found | ranks.described(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
+        return found | ranks.describe(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
 
     def state(self) -> dict[str, Any]:
         """Return whole weights, average and optimiser state. Where weights are shared out, a collective; rank 0 gets

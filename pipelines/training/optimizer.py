@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipelines.config.settings import TrainSettings
-from pipelines.nets.positions import LearnedTable
+from pipelines.nets.transformer import LearnedTable
 from pipelines.training.sharding import NO_SHARDS, Shards
 
 _KERNELS = ("weight", "taps")  # how the networks name what multiplies activations

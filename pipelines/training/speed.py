@@ -17,7 +17,7 @@ from pipelines.config.model import TransformerSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.events import duration
 from pipelines.nets.attention import AttentionWindow, choose
-from pipelines.nets.precision import DTYPES
+from pipelines.nets.compute import DTYPES
 
 _TIMED_SECONDS = 0.5  # of updates, for the estimate
 # glibc's names (malloc.h), and the largest value of the second

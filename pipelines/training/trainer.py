@@ -116,14 +116,14 @@ class Trainer:
         """
         train = self.settings.train
         span = ranks.host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
-        with ranks.together():
+        with ranks.raise_together():
             if self._data is None:
                 schema, relay = Schema(self.learner.spaces), partial(self._relay, listener)
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
-        with ranks.together():
+        with ranks.raise_together():
             self.learner.agent.sequence.require_time(self._data.mixture.longest)
         return self._data
 
@@ -150,7 +150,7 @@ class Trainer:
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         updates, size = range(self.learner.update, target), self.learner.micro_batch_size
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
-        with ranks.connected(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
+        with ranks.raise_rank_lost(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
             try:
                 return self._train(self._batches, data, target, listener, about_data)
             finally:

@@ -23,7 +23,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.nets.attention import AttentionWindow, obstacle
+from pipelines.nets.attention import AttentionWindow, find_obstacle
 from pipelines.training.learner import Learner
 from tests.benchmarks.clock import Clock
 from tests.benchmarks.flops import floor
@@ -111,7 +111,9 @@ def run(options: Any) -> None:
     for name, row in ROWS.items():
         if options.only is not None and options.only not in name:
             continue
-        missing = obstacle("flash", device, torch.bfloat16, AttentionWindow()) if row["attention"] == "flash" else None
+        missing = (
+            find_obstacle("flash", device, torch.bfloat16, AttentionWindow()) if row["attention"] == "flash" else None
+        )
         if missing is None:
             torch.compiler.reset()
             torch.cuda.empty_cache()

@@ -18,8 +18,8 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Rag
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
-from pipelines.nets.continuous import _erfinv
-from pipelines.nets.linear import SigmaLinear, folded
+from pipelines.nets.actor import invert_erf
+from pipelines.nets.linear import SigmaLinear, fold
 from tests.learning.factories import ACTIONS, agent, values
 from tests.tiers import some
 
@@ -226,14 +226,14 @@ def test_folding_keeps_the_function() -> None:
     layer = SigmaLinear(5, 7)
     inputs = torch.randn(9, 5)
     expected = layer(inputs)
-    plain = folded(torch.nn.Sequential(layer))
+    plain = fold(torch.nn.Sequential(layer))
     assert type(plain[0]) is torch.nn.Linear
     torch.testing.assert_close(plain(inputs), expected)
 
 
 def test_the_inverse_error_function_is_that_of_torch() -> None:
     x = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001)
-    torch.testing.assert_close(_erfinv(x), torch.erfinv(x), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(invert_erf(x), torch.erfinv(x), rtol=1e-6, atol=1e-7)
 
 
 def test_a_memory_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Listener, Notice, silent
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.lineage import trace
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
@@ -133,7 +133,7 @@ def test_modules_that_a_source_names_are_not_imported(trained: Path) -> None:
     path = trained / "checkpoints" / "000006" / "checkpoint.json"
     record = json.loads(path.read_bytes())
     record["agent"]["sequence"] = {"kind": "evil:Encoder"}
-    path.write_bytes(sealed({key: value for key, value in record.items() if key not in ("files", "checksum")}, {}))
+    path.write_bytes(seal({key: value for key, value in record.items() if key not in ("files", "checksum")}, {}))
     with pytest.raises(InputMissing, match="would import the module 'evil'"):
         fold({}, [(("init", "source"), str(trained))])
 

@@ -52,9 +52,9 @@ def test_a_lake_that_outgrows_the_host_is_reported_once(tmp_path: Path, monkeypa
     lake = Lake.create(tmp_path / "lake")
     fill(lake, [30] * 8, seal_every=1)
     total = size_of(lake)
-    monkeypatch.setattr(storage, "memory_bytes", lambda: total)
+    monkeypatch.setattr(storage, "find_memory", lambda: total)
     assert checked(mixture_of(lake)) == []
-    monkeypatch.setattr(storage, "memory_bytes", lambda: total - 1)
+    monkeypatch.setattr(storage, "find_memory", lambda: total - 1)
     [text] = checked(mixture_of(lake), times=3)
     assert f"of lake '{lake.name}', but has" in text
     assert "read from the disk" in text
@@ -69,7 +69,7 @@ def test_growth_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     mixture, events = mixture_of(lake), []
     check = CapacityCheck(mixture, share=1.0, listener=events.append)
     room = size_of(lake) + 10
-    monkeypatch.setattr(storage, "memory_bytes", lambda: room)
+    monkeypatch.setattr(storage, "find_memory", lambda: room)
     check()
     assert events == []
     fill(lake, [30] * 8, seal_every=1, seed=1)

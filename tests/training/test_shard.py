@@ -124,7 +124,7 @@ def test_spans_are_in_proportion_to_ranks_and_divide_the_lake(
     monkeypatch: pytest.MonkeyPatch, hosts: list[range], own: range, expected: tuple[float, float] | None
 ) -> None:
     monkeypatch.setattr(ranks, "gather", lambda value: hosts if isinstance(value, range) else [value])
-    monkeypatch.setattr(ranks, "ranks_of_host", lambda: own)
+    monkeypatch.setattr(ranks, "find_host_ranks", lambda: own)
     monkeypatch.setattr(ranks, "size", lambda: len(hosts))
     if expected is None:
         with pytest.raises(UsageError, match="which ranks share a host"):

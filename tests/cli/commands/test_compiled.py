@@ -55,7 +55,7 @@ def test_a_compiled_form_acts_as_the_weights_do(amago: Amago, bundle: Path) -> N
 @pytest.mark.full
 def test_it_is_never_loaded_without_trust(amago: Amago, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
-    monkeypatch.setattr(graph, "compiled", lambda content: loaded.append(len(content)))
+    monkeypatch.setattr(graph, "load_compiled", lambda content: loaded.append(len(content)))
     found = amago("verify", bundle, "--output", "json")
     assert found.code == 0, found.err
     assert "policy.aoti.pt2 needs --trust" in found.json["metrics"]["untried"]["aoti"]
