@@ -133,7 +133,7 @@ def collect(
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, exclude, preview, read_plan, refuse_idle_engine, stored
+    from amago_cli.configuration import Request, exclude, load_stored, preview, read_plan, refuse_idle_engine
     from pipelines.config.changes import imports_source, list_acting_keys, refuse_unused
     from pipelines.config.places import locate_lake
     from pipelines.config.run_directory import RunDirectory
@@ -178,7 +178,7 @@ def collect(
         if not name:
             raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
         run = default_run(name)
-    known = stored(run)
+    known = load_stored(run)
     base = without_behaviour(known)
     imports = imports_source(
         request.source_name(base),

@@ -155,10 +155,10 @@ class DeployedPolicy:
             stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
         )
         self._time += 1
-        return executed(self._action[0], self.spaces.action)
+        return to_environment(self._action[0], self.spaces.action)
 
 
-def executed(action: np.ndarray, space: Space) -> Any:
+def to_environment(action: np.ndarray, space: Space) -> Any:
     """Convert an action of the agent to the environment's form."""
     if isinstance(space, Discrete):
         return int(action) + space.start

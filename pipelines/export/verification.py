@@ -67,7 +67,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
                     step = _step_of_weights(agent, record["context_length"], actors)
                 else:
                     forms.require(form, record, trust=trust)
-                    step = forms.opened(form, contents[forms.FILES[form]], record, actors)
+                    step = forms.open_form(form, contents[forms.FILES[form]], record, actors)
             except InputMissing as error:
                 # A bundle is not verified if its weights cannot be loaded.
                 if form == forms.WEIGHTS:

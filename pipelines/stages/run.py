@@ -50,7 +50,7 @@ from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_c
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_ranks import TrainOrder
-from pipelines.stages.train import described
+from pipelines.stages.train import describe_lakes
 from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
@@ -137,7 +137,7 @@ def _run(
         with contextlib.ExitStack() as stack:
             recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
-                recorded = stack.enter_context(live.refreshing(run, recorded))
+                recorded = stack.enter_context(live.keep_fresh(run, recorded))
             stack.enter_context(track_run(settings.track.to, directory, settings.document(), recorded))
             runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
@@ -310,7 +310,7 @@ class ChainRunner:
         now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}
         mixed = [(lake, now.get(place, Share(0.0, 0.0))) for place, lake in self._lakes.items()]
         if len(mixed) > 1 or self.directory.lake not in self._lakes:
-            self.directory.update_record(lakes=described(mixed))
+            self.directory.update_record(lakes=describe_lakes(mixed))
         return mixed
 
     def _relabel(self, step: PlannedStage, listener: Listener) -> None:

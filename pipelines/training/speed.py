@@ -66,7 +66,7 @@ def _why_not_compiled(device: torch.device) -> str | None:
     return None
 
 
-def described(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
+def describe(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
     """What a run computes with, for its record."""
     facts: dict[str, Any] = {"device": str(device), "precision": settings.precision, "compiled": compiled}
     if device.type == "cuda":

@@ -144,7 +144,7 @@ class Trainer:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption.
         `about_data`: figures of the data besides the lakes, logged with every line."""
         train = self.settings.train
-        compute = self.learner.described()
+        compute = self.learner.describe()
         if is_main():
             self.directory.update_record(compute=compute, **self._origin)
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before

@@ -96,7 +96,7 @@ def measure(
     return {
         "seconds": cost, "first seconds": seconds[0], "updates/s": 1 / cost, "timesteps/s": steps / cost,
         "TFLOP": products / 1e12, "TFLOP/s": products / cost / 1e12, "MFU": products / cost / peak, "peak GB": memory,
-        "notices": learner.notices, "computes with": learner.described(), "parts": clock.seconds,
+        "notices": learner.notices, "computes with": learner.describe(), "parts": clock.seconds,
     }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_a_forged_graph_is_refused_before_a_runtime_opens_it(
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)
     record: dict[str, Any] = {"spaces": {"observation": [], "action": {"kind": "discrete", "n": 2}}, "memory": {}}
     with pytest.raises(ValueError, match="in another file"):
-        OnnxPolicy(given=(record, content)) if load == "alone" else forms.opened(forms.ONNX, content, record, 1)
+        OnnxPolicy(given=(record, content)) if load == "alone" else forms.open_form(forms.ONNX, content, record, 1)
 
 
 @pytest.mark.full

@@ -39,7 +39,7 @@ def bundle(owner: Agent, folder: Path) -> Path:
         "note": 'ä\x7f\U0001f600 "q"',
         "small": [1e-5, 1.0, 1e22],
     }
-    files["policy.json"] = seal(record | {"spaces": owner.spaces.to_json(), **forms.described(function)}, files)
+    files["policy.json"] = seal(record | {"spaces": owner.spaces.to_json(), **forms.describe(function)}, files)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder

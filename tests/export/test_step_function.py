@@ -131,14 +131,14 @@ def test_every_form_equals_acting(name: str) -> None:
         "version": VERSION,
         "greedy": True,
         "spaces": owner.spaces.to_json(),
-        **forms.described(function),
+        **forms.describe(function),
     }
     recorded = recording(owner)
     for form in (forms.ONNX, forms.TORCH):
-        found = parity.compare(recorded, forms.opened(form, files[forms.FILES[form]], record, N))
+        found = parity.compare(recorded, forms.open_form(form, files[forms.FILES[form]], record, N))
         assert found.greatest_difference <= parity.TOLERANCE, form
         assert (found.equal_greedy, found.equal_sampled) == (1.0, 1.0), form
-    one = forms.opened(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
+    one = forms.open_form(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
     alone = {key: rows[:, :1] for key, rows in recorded.items()}
     assert parity.compare(alone, one).greatest_difference <= parity.TOLERANCE
 
@@ -196,7 +196,7 @@ def test_large_rings_are_written_in_place(name: str, monkeypatch: pytest.MonkeyP
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
     content = forms.make(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
-    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.described(function)}
+    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.describe(function)}
     policy = runtime.OnnxPolicy(given=(record, content), actors=N)
     rings = {key: values for key, values in policy.memory.items() if key.startswith(("keys", "values"))}
     assert len(rings) == 4

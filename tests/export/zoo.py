@@ -16,7 +16,7 @@ def with_onnx(name: str, to: Path) -> Path:
     """Write the bundle `zoo:NAME` with policy.onnx and its runtimes, without a proof."""
     found = bundle.read(places.locate_in_zoo(name))
     function = StepFunction(load_agent(found), capacity=found.record["context_length"])
-    about = {**specification(found.record, greedy=found.greedy), **forms.described(function), "forms": [forms.ONNX]}
+    about = {**specification(found.record, greedy=found.greedy), **forms.describe(function), "forms": [forms.ONNX]}
     made = forms.make(function, (forms.ONNX,))
     write_bundle(found.acting, found.record, to, greedy=found.greedy, forms=made, about=about)
     return to

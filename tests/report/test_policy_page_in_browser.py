@@ -212,7 +212,7 @@ def untrained(sequence: dict[str, Any], to: Path) -> Path:
     with torch.no_grad():
         owner.heads.actor.net.last.weight.mul_(100)
     function = StepFunction(owner, capacity=12)
-    about = record | {"spaces": owner.spaces.to_json(), **forms.described(function), "format": FORMAT}
+    about = record | {"spaces": owner.spaces.to_json(), **forms.describe(function), "format": FORMAT}
     files = forms.make(function, (forms.ONNX,))
     to.write_bytes(policy_page.page(shown, about | {"version": VERSION}, files, None, runtime()))
     return to

@@ -12,7 +12,7 @@ from pipelines.data.view import Selection, View
 from pipelines.events import Event, Notice
 from pipelines.lake import storage
 from pipelines.lake.store import Lake
-from pipelines.training.capacity import CapacityCheck, drawn_bytes
+from pipelines.training.capacity import CapacityCheck, count_drawn_bytes
 from tests.lake.factories import IMAGES, SCHEMA, columns, derive, fill
 
 
@@ -42,10 +42,10 @@ def test_what_may_be_drawn_is_counted_with_its_bases_and_blobs(tmp_path: Path) -
         derive(lake, {next(iter(written)): {"reward": changed}}, offset=0)
         view = View(lake, schema.id)
         view.refresh()
-        assert drawn_bytes(view) == size_of(lake)
+        assert count_drawn_bytes(view) == size_of(lake)
         view.set_weights(np.array([0.0, 0.0, 0.0, 1.0]))  # the overlay, and the file of its base
         others = sum(lake.storage.size(key) for key in lake.storage.keys("segments/") if key.startswith("segments/"))
-        assert 0 < drawn_bytes(view) < others
+        assert 0 < count_drawn_bytes(view) < others
 
 
 def test_a_lake_that_outgrows_the_host_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,11 @@ def test_it_is_never_loaded_without_trust(amago: Amago, bundle: Path, monkeypatc
 @pytest.mark.full
 def test_a_form_for_another_machine_or_none_is_refused(amago: Amago, bundle: Path) -> None:
     command = ("evaluate", bundle, "--form", "aoti", "--episodes", 2, "--trust")
-    forged(bundle, compiled=forms.compiled_for() | {"torch": "torch 1.0"})
+    forged(bundle, compiled=forms.describe_target() | {"torch": "torch 1.0"})
     refused = amago(*command)
     assert (refused.code, "was compiled for torch 1.0" in refused.err) == (3, True), refused.err
     (bundle / "policy.aoti.pt2").write_bytes(b"x" * 99)
-    forged(bundle, compiled=forms.compiled_for())
+    forged(bundle, compiled=forms.describe_target())
     refused = amago(*command)
     assert (refused.code, "Traceback" in refused.err, "damaged" in refused.err) == (4, False, True), refused.err
 
