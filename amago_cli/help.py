@@ -34,8 +34,8 @@ class LazyCommands(dict[str, Any]):
             self[name] = found = get_command_from_info(found, pretty_exceptions_short=False, rich_markup_mode=None)
         return found
 
-    def get(self, name: str, find_default: Any = None) -> Any:
-        return self[name] if name in self else find_default  # noqa: SIM401 - it builds the command
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - it builds the command
 
     def values(self) -> Any:
         return [self[name] for name in self]
@@ -95,10 +95,10 @@ class Command(TyperCommand):
         _write_sections(formatter, rows, "Options")
 
 
-def _write_sections(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], find_default: str) -> None:
+def _write_sections(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], default: str) -> None:
     sections: dict[str, list[tuple[str, str]]] = {}
     for section, row in rows:
-        name = section if isinstance(section, str) else find_default
+        name = section if isinstance(section, str) else default
         sections.setdefault(name, []).append(row)
     for name, members in sections.items():
         with formatter.section(name):

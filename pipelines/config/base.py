@@ -100,7 +100,7 @@ def count_or_auto(low: int, high: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def known_in(registry: Registry) -> AfterValidator:
+def check_known(registry: Registry) -> AfterValidator:
     """Return a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
 
     def check(kind: str) -> str:

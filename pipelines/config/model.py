@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from pipelines.config.base import SettingsModel, known_in
+from pipelines.config.base import SettingsModel, check_known
 from pipelines.registry import Registry
 
 TIMESTEP_ENCODERS = Registry("timestep encoder", {"auto": "pipelines.nets.timestep:TimestepEncoder"})
@@ -82,7 +82,7 @@ class TokenSettings(SettingsModel):
 class TimestepSettings(SettingsModel):
     """Timestep encoder: one token (observation, previous reward and action) to a vector."""
 
-    kind: Annotated[str, known_in(TIMESTEP_ENCODERS)] = "auto"
+    kind: Annotated[str, check_known(TIMESTEP_ENCODERS)] = "auto"
     """auto: route every column by its space; or a plug-in."""
     columns: dict[str, Route] = Field(default_factory=dict)
     """Columns with another route than by their space: image, tokens, flat, or hidden (not an input)."""
@@ -228,7 +228,7 @@ class IdentitySettings(SettingsModel):
 class SequencePluginSettings(SettingsModel):
     """A plug-in sequence encoder: `factory(input_size, settings)`."""
 
-    kind: Annotated[str, known_in(SEQUENCE_ENCODERS)]
+    kind: Annotated[str, check_known(SEQUENCE_ENCODERS)]
     """Entry point name or module:attr."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the plug-in."""
@@ -347,7 +347,7 @@ class PopArtSettings(SettingsModel):
 class FilterSettings(SettingsModel):
     """Weight of a dataset action in behaviour cloning, by its advantage."""
 
-    kind: Annotated[str, known_in(FILTERS)] = "binary"
+    kind: Annotated[str, check_known(FILTERS)] = "binary"
     """binary, exp, leaky-relu, or module:attr."""
     options: dict[str, float] = Field(default_factory=dict)
     """Arguments of the filter."""
@@ -356,7 +356,7 @@ class FilterSettings(SettingsModel):
 class AuxiliaryLossSettings(SettingsModel):
     """Auxiliary loss, built in or the user's own."""
 
-    kind: Annotated[str, known_in(LOSSES)]
+    kind: Annotated[str, check_known(LOSSES)]
     """next-step, an entry point's name, or module:attr (see pipelines/learning/auxiliary.py)."""
     weight: float = 1.0
     """Factor of the loss."""
@@ -368,7 +368,7 @@ class AgentSettings(SettingsModel):
     """Agent: network, losses, targets. Unset weights and samples are those of its type
     (pipelines/learning/agent_types.py)."""
 
-    kind: Annotated[str, known_in(AGENTS)] = "actor-critic"
+    kind: Annotated[str, check_known(AGENTS)] = "actor-critic"
     """Agent type: actor-critic, multi-task, behaviour-cloning, or module:attr (see
     pipelines/learning/agent_types.py)."""
     timestep: TimestepSettings = TimestepSettings()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, count_or_auto, known_in
+from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, check_known, count_or_auto
 from pipelines.config.model import WITHOUT_BLOCKS, AgentSettings
 from pipelines.config.sizes import SizeName
 from pipelines.registry import Registry
@@ -61,7 +61,7 @@ class ExplorationSettings(SettingsModel):
     is a custom schedule (see pipelines/envs/exploration.py).
     """
 
-    kind: Annotated[str, known_in(EXPLORATIONS)] = "plain"
+    kind: Annotated[str, check_known(EXPLORATIONS)] = "plain"
     """Schedule: plain, bilevel, windowed, none, or module:attr."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a custom schedule."""

@@ -55,7 +55,8 @@ def compute_metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool 
     thousand tasks, or as many as episodes), unless `every_task` is set. `per_attempt` is empty without attempts;
     success is left out if tasks do not define it. `published` adds the figures that papers report.
     """
-    members, per_task = _group(results.tasks), {}
+    members = _group(results.tasks)
+    per_task: dict[str, dict[str, float]] = {}
     are_unique = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
     for task in sorted(members) if every_task or not are_unique else ():
         chosen = members[task]

@@ -22,8 +22,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
 from pipelines.nets.features import features
-from pipelines.nets.linear import MLP
-from pipelines.nets.linear import make_activation as make_activation
+from pipelines.nets.linear import MLP, make_activation
 from pipelines.nets.norms import RunningNorm, is_finite, symlog
 
 _NATURE_PIXELS = 36  # minimum side for the strided kernels
@@ -51,11 +50,11 @@ def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, pad
 class Residual(nn.Module):
     """Residual block: x + convolution(act(norm(.))) twice."""
 
-    def __init__(self, channels: int, make_activation: Activation) -> None:
+    def __init__(self, channels: int, activation: Activation) -> None:
         super().__init__()
         self.body = nn.Sequential()
         for _ in range(2):
-            self.body.extend((nn.GroupNorm(channels // GROUP, channels), make_activation(make_activation)))
+            self.body.extend((nn.GroupNorm(channels // GROUP, channels), make_activation(activation)))
             self.body.append(_convolution(channels, channels, 3, padding=1))
 
     def forward(self, x_NCXY: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class ImageEncoder(nn.Module):
     recognised; uint8 is divided by 255, other dtypes are used unchanged."""
 
     def __init__(
-        self, shape: tuple[int, int, int], settings: ImageSettings, make_activation: Activation = "leaky-relu"
+        self, shape: tuple[int, int, int], settings: ImageSettings, activation: Activation = "leaky-relu"
     ) -> None:
         super().__init__()
         self.channels_first = channels_first(shape)
@@ -85,14 +84,14 @@ class ImageEncoder(nn.Module):
         if kind == "impala":
             for outputs in IMPALA:
                 layers += [_convolution(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-                layers += [Residual(outputs, make_activation), Residual(outputs, make_activation)]
+                layers += [Residual(outputs, activation), Residual(outputs, activation)]
                 height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
-            layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(make_activation)]
+            layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
         else:
             for outputs, kernel, stride in _NATURE if kind == "nature" else _GRID:
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
                 layers += [_convolution(channels, outputs, kernel, stride=stride, padding=padding)]
-                layers += [make_activation(make_activation, inplace=True)]
+                layers += [make_activation(activation, inplace=True)]
                 height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
                 channels = outputs
         self.convolutions = nn.Sequential(*layers)
