@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             errors.refuse_shadowed_engine()
             from pipelines import trust
-            from pipelines.config.launch import is_main
+            from pipelines.config.host import is_main
 
             ranks.refuse_other_commands(invocation)
             completing.register()

@@ -46,7 +46,7 @@ class Cells:
         common = replace(self._common, assignments=(*self._common.assignments, *self._assignments(values)))
         return Request(common, self._named, recipe=document, source=self._recipe).settings()
 
-    def planned(self, values: Mapping[str, Any], path: Path) -> PlannedRun:
+    def plan(self, values: Mapping[str, Any], path: Path) -> PlannedRun:
         """Return the run with these values, to be carried out in `path`."""
         from pipelines.stages.run_processes import PlannedRun
 

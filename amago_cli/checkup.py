@@ -109,17 +109,17 @@ def _check_compute() -> Iterator[Finding]:
     else:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         yield Finding("device", FINE, f"cpu, no CUDA device (torch is {built})")
-    from pipelines.config.cores import available_cores, threads
-    from pipelines.nets.attention import AttentionWindow, choose, here
+    from pipelines.config.host import choose_threads, count_cores
+    from pipelines.nets.attention import AttentionWindow, choose, list_obstacles
 
-    yield Finding("threads", FINE, f"networks use {threads()} of {available_cores()} available cores")
+    yield Finding("threads", FINE, f"networks use {choose_threads()} of {count_cores()} available cores")
     device = torch.device("cuda" if has_gpu else "cpu")
 
     def auto(window: AttentionWindow, packed: bool = False) -> str:
         dtype = torch.bfloat16 if has_gpu else torch.float32
         return choose("auto", device, dtype, window, length=1024, packed=packed)
 
-    there = here(device)
+    there = list_obstacles(device)
     usable = ", ".join(name for name, why in there.items() if why is None)
     chosen = (
         f"auto chooses {auto(AttentionWindow())}, {auto(AttentionWindow(size=64))} for short windows of long contexts, "

@@ -125,10 +125,8 @@ def _list_words(kind: str, ctx: Any, incomplete: str) -> Iterable[str]:
         case "run or lake":
             return _list_paths(incomplete, lambda path: places.is_run(path) or places.is_lake(path))
         case "bundle":
-            from pipelines.config import zoo
-
-            names = [f"{zoo.PREFIX}{name}" for name in zoo.names()]
-            return [*names, *_list_paths(incomplete, lambda path: places.bundle_directory(path) is not None)]
+            names = [f"{places.ZOO}{name}" for name in places.list_zoo()]
+            return [*names, *_list_paths(incomplete, lambda path: places.find_bundle(path) is not None)]
         case "run at checkpoint":
             run, sign, _ = incomplete.rpartition("@")
             if not sign:
@@ -141,14 +139,14 @@ def _list_words(kind: str, ctx: Any, incomplete: str) -> Iterable[str]:
         case "setting":
             from pipelines.config import reference
 
-            return [*(setting.key for setting in reference.settings()), *reference.tables()]
+            return [*(setting.key for setting in reference.list_settings()), *reference.describe_tables()]
         case "assignment":  # KEY=, and then the values of a choice
             from pipelines.config import reference
 
             key, sign, _ = incomplete.partition("=")
             if not sign:
-                return [f"{setting.key}=" for setting in reference.settings() if "N" not in setting.key.split(".")]
-            accepted = ", ".join(setting.accepts for setting in reference.settings() if setting.key == key)
+                return [f"{setting.key}=" for setting in reference.list_settings() if "N" not in setting.key.split(".")]
+            accepted = ", ".join(setting.accepts for setting in reference.list_settings() if setting.key == key)
             values = re.findall(r'"([^"]+)"', accepted.replace("true or false", '"true" "false"'))
             return [f"{key}={value}" for value in values]
     raise AssertionError(kind)

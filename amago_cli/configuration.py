@@ -11,8 +11,8 @@ from typing import Any
 
 from amago_cli.options import Common
 from amago_cli.render.output import Document
-from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import fold, merge, parse_assignment, resolve
+from pipelines.config.places import refuse_scheme
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -54,7 +54,7 @@ class Request:
         """Those of `keys` that `--set` alone gives."""
         return [key for key in self.keys if key not in self._named]
 
-    def fitted(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
+    def fit(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
         """Resolve the settings; if neither size nor width is given and there is no GPU, choose `tiny` and report it.
 
         A run that has started keeps its network. May import torch to look for a GPU.
@@ -124,7 +124,7 @@ def exclude(options: Mapping[str, Any]) -> None:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
 
 
-def stored(directory: Path | None) -> dict[str, Any]:
+def load_stored(directory: Path | None) -> dict[str, Any]:
     """Load the configuration of the run at `directory`; empty if there is none."""
     return RunDirectory(directory).load_document() if directory is not None else {}
 

@@ -83,9 +83,9 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 if (key := keys.get(parameter.name)) is not None:
-                    from pipelines.config.reference import default
+                    from pipelines.config.reference import find_default
 
-                    value = default(key)
+                    value = find_default(key)
                     if isinstance(value, bool):
                         value = str(value).lower()
                     setting = f"[{key}]" if value in (None, "", ()) else f"[{key}, default: {value}]"

@@ -305,7 +305,7 @@ class Common:
         """Yield a listener that shows progress and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
         from amago_cli.render.progress import reporter
         from amago_cli.signals import interruptible
-        from pipelines.config.launch import is_main
+        from pipelines.config.host import is_main
         from pipelines.errors import masked
         from pipelines.events import Notice
 

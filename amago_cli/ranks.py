@@ -30,12 +30,12 @@ _SILENT = ("ReportedElsewhere", "RankLost", "Interrupted")
 
 def refuse_other_commands(invocation: Invocation) -> None:
     """Raise UsageError for a command that a launcher has started several times, unless it trains."""
-    from pipelines.config.launch import announced
+    from pipelines.config.host import count_ranks
     from pipelines.errors import UsageError
 
-    if announced() > 1 and invocation.command not in ("train", "run", ""):
+    if count_ranks() > 1 and invocation.command not in ("train", "run", ""):
         raise UsageError(
-            f"'amago {invocation.command}' was started {announced()} times by a launcher; only train and run may be",
+            f"'amago {invocation.command}' was started {count_ranks()} times by a launcher; only train and run may be",
             hint="start it once, without torchrun",
         )
 
@@ -52,9 +52,9 @@ class Launch:
 
 def plan_launch(invocation: Invocation, train: TrainSettings) -> Launch | None:
     """Plan the processes that repeat this call; None if it is one of them or needs no others."""
-    from pipelines.config.launch import announced
+    from pipelines.config.host import count_ranks
 
-    if train.ranks == 1 or announced() > 1:
+    if train.ranks == 1 or count_ranks() > 1:
         return None
     return Launch(ranks=train.ranks, arguments=invocation.arguments, timeout_seconds=train.rank_timeout)
 
@@ -67,11 +67,11 @@ def launch(launch: Launch) -> int:
 
     torchrun's launcher does the same, but imports torch, which costs 350 MB and seconds, and always waits 30 s.
     """
-    from pipelines.config.cores import available_cores
+    from pipelines.config.host import count_cores
 
     shared = {
         **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // launch.ranks))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // launch.ranks))),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(_free_port()),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(launch.ranks)),
@@ -141,7 +141,7 @@ def reports(failure: Failure) -> bool:
     """Decide whether this process reports `failure`: rank 0 does, and another rank if only that rank failed."""
     if "RANK" not in os.environ:  # without importing the engine, which may be what failed
         return True
-    from pipelines.config.launch import is_main
+    from pipelines.config.host import is_main
 
     if is_main():
         return True

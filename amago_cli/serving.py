@@ -3,7 +3,8 @@
 uvicorn speaks HTTP and WebSocket; what a client may hold is bounded here, in one place for every server. A connection
 waits for its client (for headers, or idle between two requests) or is at work. One that waits has a deadline, and gives
 its place to a newcomer when the server is full: first those that never had an answer, then idle ones, the oldest first.
-Strangers are never kept after an answer (`pipelines.web.checks.closing`), so they cannot displace clients with a token.
+Strangers are never kept after an answer (`pipelines.web.checks.close_after`), so they cannot displace clients with a
+token.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from types import FrameType
 
 from amago_cli.render import escaping
 from amago_cli.stopping import handled_signals
-from pipelines.config.launch import announced, is_main
+from pipelines.config.host import count_ranks, is_main
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
@@ -39,7 +39,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         received.append(number)
         began = time.monotonic()
         for each in before:
-            signal.signal(each, signal.SIG_DFL if announced() == 1 else repeated)
+            signal.signal(each, signal.SIG_DFL if count_ranks() == 1 else repeated)
         if is_main():
             _write(_NOTE.format(after=f", after {awaited}" if awaited else ""))
 

@@ -34,7 +34,7 @@ def test_every_module_name_is_imported_from_where_it_is_said_to_be() -> None:
 
 
 def test_every_setting_exists() -> None:
-    known = {setting.key for setting in reference.settings()}
+    known = {setting.key for setting in reference.list_settings()}
     tables = {key.rpartition(".")[0] for key in known}
     named = re.findall(r"(?:--set|-s)\s+([a-z_.]+)=", TEXT) + re.findall(r"under\s+`([a-z_.]+)`", TEXT)
     assert named

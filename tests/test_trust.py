@@ -15,7 +15,7 @@ from pipelines import trust
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing
 from pipelines.export.policy_bundle import load_policy
-from pipelines.files.checksums import read_sealed, sealed
+from pipelines.files.checksums import read_sealed, seal
 from pipelines.registry import Registry
 from tests.cli.conftest import Amago, _prepared, amago, small, tiny  # noqa: F401
 from tests.tiers import crossed, some
@@ -56,7 +56,7 @@ def reseal(path: Path, agent: dict[str, Any], **more: Any) -> None:
     """Change the agent of a record; its author makes the checksums fit."""
     record = read_sealed(path)
     files = {name: (path.parent / name).read_bytes() for name in record["files"]}
-    path.write_bytes(sealed(record | {"agent": record["agent"] | agent} | more, files))
+    path.write_bytes(seal(record | {"agent": record["agent"] | agent} | more, files))
 
 
 def set_checkpoint(run: Path, **agent: Any) -> None:

@@ -152,11 +152,11 @@ def collect(
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, exclude, preview, read_plan, refuse_idle_engine, stored
-    from pipelines.config.changes import acting_keys, imports_source, refuse_unused
-    from pipelines.config.lakes import located
+    from amago_cli.configuration import Request, exclude, load_stored, preview, read_plan, refuse_idle_engine
+    from pipelines.config.changes import imports_source, list_acting_keys, refuse_unused
+    from pipelines.config.places import locate_lake
     from pipelines.config.run_directory import RunDirectory
-    from pipelines.config.source import SourceSettings
+    from pipelines.config.settings import SourceSettings
     from pipelines.errors import UsageError
     from pipelines.events import Notice
     from pipelines.stages.library import default_run, source_label, without_behaviour
@@ -197,12 +197,12 @@ def collect(
         if not name:
             raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
         run = default_run(name)
-    known = stored(run)
+    known = load_stored(run)
     base = without_behaviour(known)
     imports = imports_source(
         request.source_name(base),
         is_typed=any(key.partition(".")[0] == "source" for key in request.keys),
-        acting=[option for option, value in acting.items() if value is not None] + acting_keys(request.set_keys),
+        acting=[option for option, value in acting.items() if value is not None] + list_acting_keys(request.set_keys),
     )
     if known or run is None:
         refuse_unused("collect", request.keys)
@@ -216,7 +216,7 @@ def collect(
         if fresh:  # the run's imported trajectories go, and with them its source
             settings = settings.model_copy(update={"source": SourceSettings()})
     place = lake if lake is not None else settings.source.lake if imports else ""
-    where = located(place, run or Path())
+    where = locate_lake(place, run or Path())
     common.concerns(run=run, lake=where)
     if run is not None:
         RunDirectory(run).refuse_changes("collect", settings, fresh=fresh, undecided=True)

@@ -105,8 +105,8 @@ def evaluate(
     """
     from amago_cli.configuration import Request, preview, refuse_idle_engine
     from pipelines.config.changes import refuse_unused
-    from pipelines.config.checkpoint_place import locate
-    from pipelines.config.places import bundle_directory, is_run
+    from pipelines.config.places import find_bundle, is_run
+    from pipelines.config.policy_files import locate_checkpoint
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.evaluation import gate
@@ -119,7 +119,7 @@ def evaluate(
 
     request, run = Request(common, common.named), Path(source)
     refuse_unused("evaluate", request.keys)
-    packed = None if is_run(run) else bundle_directory(source)
+    packed = None if is_run(run) else find_bundle(source)
     if packed is not None:
         from pipelines.stages import early_checks
 
@@ -148,7 +148,7 @@ def evaluate(
         raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
-    locate(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
+    locate_checkpoint(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
     with common.listening() as listener:
         from pipelines.stages import evaluate as stages
 

@@ -74,8 +74,8 @@ def export(
     """
     from amago_cli.configuration import Request, preview
     from pipelines.config.changes import refuse_unused
-    from pipelines.config.checkpoint_place import locate
-    from pipelines.config.places import bundle_directory, is_run
+    from pipelines.config.places import find_bundle, is_run
+    from pipelines.config.policy_files import locate_checkpoint
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.stages.early_checks import default_folder
@@ -83,7 +83,7 @@ def export(
     run = Path(source)
     request = Request(common, common.named)
     refuse_unused("export", request.keys)
-    packed = None if is_run(run) else bundle_directory(source)
+    packed = None if is_run(run) else find_bundle(source)
     if packed is not None:
         from pipelines.stages import early_checks
 
@@ -109,7 +109,7 @@ def export(
             raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
         if common.dry_run:
             return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
-        locate(directory.checkpoints, wanted.checkpoint)  # before torch is imported
+        locate_checkpoint(directory.checkpoints, wanted.checkpoint)  # before torch is imported
     else:
         from pipelines.formats.make import find_exporter
         from pipelines.lake.store import Lake

@@ -50,7 +50,7 @@ def relabel(
 
     Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
     """
-    from amago_cli.configuration import Request, preview, stored
+    from amago_cli.configuration import Request, load_stored, preview
     from pipelines.config.changes import refuse_unused
     from pipelines.errors import UsageError
     from pipelines.lake.storage import is_remote
@@ -62,7 +62,7 @@ def relabel(
         raise UsageError(f"--from-lake was given {len(from_lake)} times", hint="give one lake")
     [source], request = from_lake, Request(common, common.named)
     refuse_unused("relabel", request.keys)
-    settings = request.settings({} if is_remote(source) else stored(Path(source)))
+    settings = request.settings({} if is_remote(source) else load_stored(Path(source)))
     lake = Lake(source).name
     common.concerns(lake=lake)
     if common.dry_run:

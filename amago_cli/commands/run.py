@@ -100,13 +100,13 @@ def run(
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
-        settings = request.fitted(run)
+        settings = request.fit(run)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
         return preview(common, settings, writes={"run": run})
     if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
-        settings = request.fitted(run, listener=listener)
+        settings = request.fit(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.rollout.environment import env_model
         from pipelines.runs.recipe import describe_recipe
@@ -123,7 +123,7 @@ def _without_recipe(
     from amago_cli.configuration import tabulate_choices
     from amago_cli.ranks import plan_launch
     from amago_cli.render.output import Document
-    from pipelines.config.launch import is_main
+    from pipelines.config.host import is_main
     from pipelines.config.load import merge
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError

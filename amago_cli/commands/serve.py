@@ -61,13 +61,13 @@ def serve(
     from amago_cli.render.progress import reporter
     from amago_cli.serving import open_socket
     from amago_cli.serving import serve as answer
-    from pipelines.config.places import bundle_directory
+    from pipelines.config.places import find_bundle
     from pipelines.errors import InputMissing
     from pipelines.formats.base import require
 
     for module in ("starlette", "uvicorn", "websockets"):
         require(module, "serve", "`amago serve`")
-    directory = bundle_directory(bundle)
+    directory = find_bundle(bundle)
     if directory is None:
         raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
     import secrets

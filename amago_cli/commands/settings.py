@@ -60,11 +60,11 @@ def settings(
     if sum((key is not None, schema, markdown)) > 1:
         raise UsageError("KEY, --schema and --markdown exclude each other", hint="give one of them")
     if schema:
-        made = reference.schema()
+        made = reference.make_schema()
         return Document(text=dumps(made, indent=2), fields={"json_schema": made})
     if markdown:
         return Document(text="\n".join(_write_page()))
-    found = reference.settings() if key is None else reference.find(key)
+    found = reference.list_settings() if key is None else reference.find(key)
     fields = [asdict(setting) for setting in found]
     if len(found) == 1 and key is not None:
         [one] = found
@@ -84,8 +84,8 @@ def _write_page() -> Iterator[str]:
     from pipelines.config import reference
 
     yield _PAGE
-    found = reference.settings()
-    for table, about in reference.tables().items():
+    found = reference.list_settings()
+    for table, about in reference.describe_tables().items():
         kinds = dict.fromkeys(setting.kind for setting in found if setting.table == table)
         if not kinds:
             continue

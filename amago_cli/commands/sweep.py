@@ -58,7 +58,7 @@ def sweep(
     for values in {repr({**values, "seed": 0}): values for values in grid}.values():
         cells.settings(values)  # report configuration errors before anything runs
     names = engine.cell_names(grid)
-    planned = [cells.planned(values, directory / name) for values, name in zip(grid, names, strict=True)]
+    planned = [cells.plan(values, directory / name) for values, name in zip(grid, names, strict=True)]
     if common.dry_run:
         import shlex
 

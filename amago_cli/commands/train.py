@@ -83,7 +83,7 @@ def train(
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
-    from amago_cli.configuration import Request, exclude, preview, read_plan, stored
+    from amago_cli.configuration import Request, exclude, load_stored, preview, read_plan
     from amago_cli.ranks import plan_launch
     from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
@@ -95,17 +95,17 @@ def train(
     run, source = training_run(from_lake or (), run)
     request, base = (
         Request(common, common.named | {"train.steps": steps if add is None else add}),
-        stored(run) or stored(source),
+        load_stored(run) or load_stored(source),
     )
     stored_agent = base.get("agent")
     agent_table = stored_agent if isinstance(stored_agent, dict) else {}  # a damaged one is reported with all problems
     is_other = dict(request.assignments).get(("agent", "kind"), agent_table.get("kind")) != agent_table.get("kind")
-    if is_other and read_plan(run if stored(run) else source) is not None:
+    if is_other and read_plan(run if load_stored(run) else source) is not None:
         # The trace was chosen for another agent, whose critic has a value for each action.
         base = base | {"agent": {key: value for key, value in agent_table.items() if key != "trace"}}
     if from_lake and "train.lakes" in request.keys:
         raise UsageError("--from-lake and train.lakes exclude each other", hint="give one of them")
-    if stored(run):
+    if load_stored(run):
         refuse_unused("train", request.keys)
     settings = request.settings(base)
     lakes = shares(from_lake or settings.train.lakes, run)
@@ -114,7 +114,7 @@ def train(
         for place, _, _ in lakes:
             Lake(place)  # InputMissing if there is none
     if common.dry_run:
-        settings = request.fitted(run, base)
+        settings = request.fit(run, base)
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)
         places = {"run": run, "checkpoints": run / "checkpoints"}
         does = f"train {add:,} updates more" if add else f"train up to update {settings.train.steps:,}"
@@ -122,7 +122,7 @@ def train(
     if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
-        settings = request.fitted(run, base, listener=listener)
+        settings = request.fit(run, base, listener=listener)
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.stages import train as engine
 

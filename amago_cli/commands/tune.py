@@ -78,7 +78,7 @@ def tune(
             directory=directory,
             space=dimensions,
             settings=cells.settings({}).document(),
-            plan=cells.planned,
+            plan=cells.plan,
             command=command(),
             seed=cells.base_seed(),
             metric=metric,

@@ -32,12 +32,12 @@ def verify(
 
     Example: amago verify runs/short/export
     """
-    from pipelines.config.places import bundle_directory
+    from pipelines.config.places import find_bundle
     from pipelines.errors import InputMissing, IntegrityError
     from pipelines.stages.result import Result, Table
 
     started = time.monotonic()
-    directory = bundle_directory(bundle)
+    directory = find_bundle(bundle)
     if directory is None:
         raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
     with common.listening():

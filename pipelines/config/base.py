@@ -1,16 +1,20 @@
-"""Base of every settings model (frozen, keyword-only, no unknown keys), and validators that several share."""
+"""Base of every settings model (frozen, keyword-only, no unknown keys), validators that several share, and validation
+errors as lines to act on: the key, what was expected, the nearest valid key."""
 
 from __future__ import annotations
 
 import enum
 import numbers
-from collections.abc import Iterable
+import types
+import typing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
 
+from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 from pipelines.registry import Registry
 
@@ -87,20 +91,93 @@ PACING, TARGET, BEHAVIOUR = Change
 def count_or_auto(low: int, high: int) -> BeforeValidator:
     """Return a validator of a whole number within limits, or "auto", with one error message for anything else."""
 
-    def checked(value: Any) -> Any:
+    def check(value: Any) -> Any:
         value = _as_int(value)
         if value == "auto" or (type(value) is int and low <= value <= high):
             return value
         raise PydanticCustomError("count", f"Input should be a whole number from {low} to {high}, or 'auto'")
 
-    return BeforeValidator(checked)
+    return BeforeValidator(check)
 
 
-def known(registry: Registry, kind: str) -> str:
-    """Return `kind` if it names a member of `registry` or a plug-in `module:attr`; else raise ValueError."""
-    if ":" not in kind and kind not in registry.names():
-        otherwise = f"known: {', '.join(registry.names())}, or module:attr"
-        raise ValueError(
-            f"unknown {registry.kind} '{kind}'; {did_you_mean(kind, registry.names(), otherwise=otherwise)}"
-        )
-    return kind
+def check_known(registry: Registry) -> AfterValidator:
+    """Return a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
+
+    def check(kind: str) -> str:
+        if ":" not in kind and kind not in registry.names():
+            otherwise = f"known: {', '.join(registry.names())}, or module:attr"
+            raise ValueError(
+                f"unknown {registry.kind} '{kind}'; {did_you_mean(kind, registry.names(), otherwise=otherwise)}"
+            )
+        return kind
+
+    return AfterValidator(check)
+
+
+def describe_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Write a line for each error in `error`; keys are dotted, starting at `prefix`."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        parts, fields = _spell(model, fault["loc"])
+        key = ".".join([*([prefix] if prefix else []), *parts])
+        if fault["type"] == "extra_forbidden":
+            lines.append(describe_unknown_key(key, parts[-1], fields))
+            continue
+        if fault["type"] == "value_error":  # one of our own messages, which includes the input
+            lines.append(f"{key or 'document'}: {fault['msg'].removeprefix('Value error, ')}")
+            continue
+        message = fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "")  # the empty choice means: not given
+        if fault["type"] in ("model_type", "model_attributes_type"):
+            message = "input should be a table"
+        given = fault.get("input")
+        if isinstance(given, str | int | float | bool):
+            message += f", got {given!r}"
+        if fault["type"] == "bool_type" and str(given).lower() in ("true", "false"):
+            message += f"; write {str(given).lower()}"
+        lines.append(f"{key or 'document'}: {message}")
+    return lines
+
+
+def describe_unknown_key(key: str, name: str, known: Iterable[str]) -> str:
+    """Write the line for an unknown key; `name` is its last part, `known` its possible spellings."""
+    known = sorted(known)
+    above = key[: len(key) - len(name)]
+    hint = did_you_mean(name, known, prefix=above, otherwise=f"known here: {', '.join(known)}")
+    return f"{key}: no such key; {hint}"
+
+
+def refuse_problems(problems: list[str], source: str) -> None:
+    """Raise one UsageError that lists every problem, if there are any."""
+    if problems:
+        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+        raise UsageError(f"{count} in the configuration ({source})", problems=tuple(problems))
+
+
+def _spell(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Spell a location as a document does, without the tags of unions, and list the valid keys beside it."""
+    parts: list[str] = []
+    fields: list[str] = []
+    choice = [model]
+    for part in location:
+        if len(choice) > 1:  # the part is the tag of a member, a value of one of its `Literal` fields
+            choice = [
+                member
+                for member in choice
+                if any(part in typing.get_args(field.annotation) for field in member.model_fields.values())
+            ] or choice[:1]
+            continue
+        parts.append(str(part))
+        if isinstance(part, str) and choice:
+            known = choice[0].model_fields
+            fields = list(known)
+            choice = find_models(known[part].annotation) if part in known else []
+    return parts, fields
+
+
+def find_models(annotation: Any) -> list[type[BaseModel]]:
+    """List the models in an annotation: itself, or the members of its unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, list, typing.Annotated):
+        return [model for part in typing.get_args(annotation) for model in find_models(part)]
+    return []

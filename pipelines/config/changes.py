@@ -1,9 +1,9 @@
-"""The settings of a stage: those that it reads, those that determine its result, and those that may change between
-invocations or entries of a chain."""
+"""How the settings of runs differ, and which may: the settings that a stage reads, those that determine its result, and
+those that may change between invocations or entries of a chain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +12,8 @@ from pipelines.config.base import Change
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
+Changes = dict[str, tuple[Any, Any]]
+_MOST_KEYS = 20_000
 # Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
@@ -99,7 +101,7 @@ def imports_source(source: str, *, is_typed: bool, acting: Sequence[str]) -> boo
     return bool(source) and not acting
 
 
-def acting_keys(keys: Collection[str]) -> list[str]:
+def list_acting_keys(keys: Collection[str]) -> list[str]:
     """Select the dotted `keys` that an import would ignore."""
     tables = ("collect", "exploration", "agent", "train")
     return [key for key in keys if is_in(key, tables) and key not in _OF_IMPORTS]
@@ -108,3 +110,60 @@ def acting_keys(keys: Collection[str]) -> list[str]:
 def is_in(key: str, tables: Collection[str]) -> bool:
     """Check whether a dotted key is one of `tables`, or in one of them."""
     return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+
+def flatten(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten nested tables and lists of tables into one table of dotted keys; other lists stay whole.
+
+    >>> flatten({"hidden": [8, 8], "stages": [{"stage": "train"}]})
+    {'hidden': [8, 8], 'stages.0.stage': 'train'}
+    """
+    flat: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting and len(flat) < _MOST_KEYS:  # a foreign document may be of any size
+        prefix, value = waiting.pop()
+        if isinstance(value, Mapping):
+            items = [(str(key), part) for key, part in value.items()]
+        elif isinstance(value, list | tuple) and (not value or any(isinstance(part, Mapping) for part in value)):
+            items = [(str(place), part) for place, part in enumerate(value)]
+        else:
+            flat[prefix] = list(value) if isinstance(value, tuple) else value
+            continue
+        waiting += reversed([(f"{prefix}.{key}" if prefix else key, part) for key, part in items])
+    return flat
+
+
+def find_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+    """Find the keys of two flat tables that differ, each with both values (None: not there).
+
+    >>> find_changes({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    {'b': (2, 3)}
+    """
+    keys = sorted(before.keys() | after.keys())
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def describe_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, may_change: Callable[[str], bool]
+) -> list[str]:
+    """Write a line for each key of two flat tables that differs, except those that may change.
+
+    >>> describe_changes({"train.steps": 5, "seed": 0}, {"train.steps": 9, "seed": 0}, may_change=lambda key: False)
+    ['train.steps: 5 -> 9']
+    """
+    lines = []
+    for key, values in find_changes(before, after).items():
+        if not may_change(key):
+            old, new = ("(unset)" if value is None else repr(value) for value in values)
+            lines.append(f"{key}: {old} -> {new}")
+    return lines
+
+
+def find_varying(settings: Sequence[Mapping[str, Any]], *, apart_from: Sequence[str] = ("seed",)) -> list[str]:
+    """Find the keys, in order, that are not equal in all of the flat tables.
+
+    >>> find_varying([{"seed": 1, "lr": 1e-3}, {"seed": 2, "lr": 1e-4}])
+    ['lr']
+    """
+    keys = sorted({key for table in settings for key in table} - set(apart_from))
+    return [key for key in keys if any(table.get(key) != settings[0].get(key) for table in settings[1:])]

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pipelines.config import own_runs, sizes
+from pipelines.config.base import describe_errors, describe_unknown_key, refuse_problems
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.places import is_run
-from pipelines.config.problems import describe, refuse, unknown_key
+from pipelines.config.policy_files import names_same_source, pin_source, read_network
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
-from pipelines.config.warm_start import names_same, pin, read_network
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
@@ -61,12 +61,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
     if _DEEP_KEY.search(text):  # because parsing takes time quadratic in its parts
         raise ValueError(f"a key has more than {_MOST_DEEP} parts")
     document = tomllib.loads(text)
-    _refuse_depth(document)
-    return document
-
-
-def _refuse_depth(document: Any) -> None:
-    level = [document]
+    level: list[Any] = [document]
     for _ in range(_MOST_DEEP):
         level = [
             part
@@ -75,7 +70,7 @@ def _refuse_depth(document: Any) -> None:
             for part in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
-            return
+            return document
     raise ValueError(f"it is nested more than {_MOST_DEEP} deep")
 
 
@@ -155,7 +150,7 @@ def fold(
     Raises:
         UsageError: an assignment has no place in the document, or the recipe has no profile of the chosen name.
     """
-    document = _beneath(recipe, stored)
+    document = _copy_stored(recipe, stored)
     profile = _find_profile(recipe, document, assignments, source)
     document = _lay_warm_start(document, (recipe, profile), assignments)
     plain = {key: value for key, value in recipe.items() if key != PROFILES}
@@ -164,10 +159,18 @@ def fold(
     chosen = {tuple(path): value for path, value in assignments}
     if any(len(path) > 1 and path[0] == "stages" for path in chosen) and "stages" in document:
         document["stages"] = expand_stages(document["stages"])
-    document = _lay(document, functools.partial(_assign_all, assignments=assignments), chosen.get(("size",)))
+
+    def assign_all(below: Mapping[str, Any]) -> dict[str, Any]:
+        assigned = copy.deepcopy(dict(below))
+        # The tag of a table comes first, since it drops the table's old keys.
+        for path, value in sorted(assignments, key=lambda item: TAGS.get((*item[0][:-1],), ("",))[0] != item[0][-1]):
+            assign(assigned, path, value)
+        return assigned
+
+    document = _lay(document, assign_all, chosen.get(("size",)))
     table = document.get("init")
     if isinstance(table, Mapping) and isinstance(origin := table.get("source"), str) and origin:
-        document["init"] = {**table, "source": pin(origin, stored)}
+        document["init"] = {**table, "source": pin_source(origin, stored)}
     return document
 
 
@@ -186,14 +189,29 @@ def resolve(
     Raises UsageError whose `problems` list every error.
     """
     wanted = fold(recipe, assignments, stored=stored, size=size, source=source)
-    if _is_size(wanted.get("size")):  # what no layer gives
-        wanted = merge(sizes.preset(wanted["size"], sizes.sequence_kind(wanted)), wanted)
+    if wanted.get("size") in sizes.SIZES:  # what no layer gives
+        wanted = merge(sizes.preset(wanted["size"], sizes.find_sequence_kind(wanted)), wanted)
     settings, problems = _validate(wanted, env_model)
-    whole = merge(_beneath(recipe, stored), recipe) | ({"size": size} if size and "size" not in recipe else {})
-    problems += _profile_problems(whole, wanted.get("profile"), env_model)
-    refuse(problems, source)
+    whole = merge(_copy_stored(recipe, stored), recipe) | ({"size": size} if size and "size" not in recipe else {})
+    profiles = whole.pop(PROFILES, {})
+    if not isinstance(profiles, Mapping):
+        problems.append(f"{PROFILES}: input should be a table of profiles")
+    elif profiles:  # those that are not chosen may have errors beyond those of the recipe itself
+        plain = {key: value for key, value in whole.items() if key != "profile"}
+        known = set(_validate(plain, env_model)[1])
+        for name, profile in profiles.items():
+            if not isinstance(profile, Mapping):
+                problems.append(f"{PROFILES}.{name}: input should be a table")
+            elif name != wanted.get("profile"):
+                faults = _validate(merge(plain, profile), where_installed(env_model))[1]
+                problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
+    refuse_problems(problems, source)
     assert settings is not None
-    return settings.model_copy(update={"env": _with_defaults(settings.env, env_model)})
+    env = settings.env
+    if env.name:
+        params = env_model(env.name).model_validate(env.params).model_dump(exclude_none=True)
+        env = EnvSettings.model_validate({"name": env.name, **params})
+    return settings.model_copy(update={"env": env})
 
 
 def _lay_warm_start(
@@ -203,7 +221,7 @@ def _lay_warm_start(
     tables = (layer.get("init") for layer in layers)
     given = [table["source"] for table in tables if isinstance(table, Mapping) and "source" in table]
     given += [value for path, value in assignments if list(path) == ["init", "source"]]
-    if not given or not isinstance(given[-1], str) or not given[-1] or names_same(given[-1], stored):
+    if not given or not isinstance(given[-1], str) or not given[-1] or names_same_source(given[-1], stored):
         return stored
     origin = Path(given[-1].partition("@")[0])
     if is_run(origin):  # a run of this user's may name modules that were typed when it was made
@@ -212,7 +230,7 @@ def _lay_warm_start(
     return merge({key: value for key, value in stored.items() if key not in ("agent", "size")}, network)
 
 
-def _beneath(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
+def _copy_stored(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
     """Copy what a run has stored, without its profile where the recipe has others."""
     return {key: value for key, value in (stored or {}).items() if key != "profile" or PROFILES not in recipe}
 
@@ -220,14 +238,10 @@ def _beneath(recipe: Mapping[str, Any], stored: Mapping[str, Any] | None) -> dic
 def _lay(below: dict[str, Any], lay: Callable[[Mapping[str, Any]], dict[str, Any]], size: Any) -> dict[str, Any]:
     """Lay a layer over those below, whose network the layer's `size` replaces."""
     laid = lay(below)
-    if not below or not _is_size(size):
+    if not below or size not in sizes.SIZES:
         return laid
     # The kind of encoder, to which the widths belong, is known only once the layer is laid.
-    return lay(merge(below, sizes.preset(size, sizes.sequence_kind(laid))))
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, str) and size in sizes.SIZES
+    return lay(merge(below, sizes.preset(size, sizes.find_sequence_kind(laid))))
 
 
 def _find_profile(
@@ -251,14 +265,6 @@ def _find_profile(
     return {**profiles[name], "profile": name}
 
 
-def _assign_all(document: Mapping[str, Any], assignments: Assignments) -> dict[str, Any]:
-    """Make every assignment in a copy. The tag of a table comes first, since it drops the table's old keys."""
-    assigned = copy.deepcopy(dict(document))
-    for path, value in sorted(assignments, key=lambda item: TAGS.get((*item[0][:-1],), ("",))[0] != item[0][-1]):
-        assign(assigned, path, value)
-    return assigned
-
-
 def where_installed(env_model: EnvModel) -> EnvModel:
     """Wrap `env_model` such that an environment whose packages are missing accepts any parameter."""
 
@@ -266,13 +272,9 @@ def where_installed(env_model: EnvModel) -> EnvModel:
         try:
             return env_model(name)
         except InputMissing:
-            return _Anything
+            return create_model("Anything", __config__=ConfigDict(extra="allow"))
 
     return model
-
-
-class _Anything(BaseModel):
-    model_config = ConfigDict(extra="allow")
 
 
 def _validate(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
@@ -282,65 +284,36 @@ def _validate(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Setting
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:
-        problems += describe(error, Settings)
-    problems += _environment_problems(document.get("env"), env_model)
-    problems += _stage_problems(document)
-    endless = dict(_not_finite(document))  # reported once, whatever else a model reports about it
+        problems += describe_errors(error, Settings)
+    table = document.get("env")
+    if isinstance(table, Mapping) and isinstance(name := table.get("name"), str) and name:
+        try:
+            model = env_model(name)
+        except UsageError as error:
+            problems.append(f"env.name: {error}")
+        else:
+            try:
+                model.model_validate({key: value for key, value in table.items() if key != "name"})
+            except ValidationError as error:
+                problems += describe_errors(error, model, prefix="env")
+    problems += _check_stages(document)
+    endless = dict(_find_infinite(document))  # reported once, whatever else a model reports about it
     problems = [text for text in problems if text.partition(":")[0] not in endless]
-    said = [f"{key}: input should be a finite number, got {value}" for key, value in endless.items()]
-    return settings, said + problems
+    problems[:0] = [f"{key}: input should be a finite number, got {value}" for key, value in endless.items()]
+    return settings, problems
 
 
-def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+def _find_infinite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
     """Yield the keys of NaN or infinite values, which no setting may have."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key, value
     elif isinstance(value, Mapping | list | tuple):
         for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _not_finite(part, f"{key}.{name}" if key else str(name))
+            yield from _find_infinite(part, f"{key}.{name}" if key else str(name))
 
 
-def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvModel) -> list[str]:
-    """List errors of the profiles that are not chosen, beyond those of the recipe itself."""
-    if PROFILES not in document:
-        return []
-    profiles = document[PROFILES]
-    if not isinstance(profiles, Mapping):
-        return [f"{PROFILES}: input should be a table of profiles"]
-    plain = {key: value for key, value in document.items() if key not in (PROFILES, "profile")}
-    known = set(_validate(plain, env_model)[1])
-    problems = []
-    for name, profile in profiles.items():
-        if not isinstance(profile, Mapping):
-            problems.append(f"{PROFILES}.{name}: input should be a table")
-        elif name != chosen:
-            faults = _validate(merge(plain, profile), where_installed(env_model))[1]
-            problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
-    return problems
-
-
-def _with_defaults(env: EnvSettings, env_model: EnvModel) -> EnvSettings:
-    if not env.name:
-        return env
-    params = env_model(env.name).model_validate(env.params).model_dump(exclude_none=True)
-    return EnvSettings.model_validate({"name": env.name, **params})
-
-
-def _environment_problems(table: Any, env_model: EnvModel) -> list[str]:
-    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
-        return []  # the document's own validation reports this
-    try:
-        model = env_model(table["name"])
-    except UsageError as error:
-        return [f"env.name: {error}"]
-    try:
-        model.model_validate({key: value for key, value in table.items() if key != "name"})
-    except ValidationError as error:
-        return describe(error, model, prefix="env")
-    return []
-
-
-def _stage_problems(document: Mapping[str, Any]) -> list[str]:
+def _check_stages(document: Mapping[str, Any]) -> list[str]:
+    """List errors of the entries of a chain: keys that their stage does not have, or that hold for the whole run."""
     problems = []
     entries = document.get("stages", [])
     for place, entry in enumerate(entries if isinstance(entries, list | tuple) else []):
@@ -356,9 +329,9 @@ def _stage_problems(document: Mapping[str, Any]) -> list[str]:
             if key in model.model_fields:
                 problems.append(f"{prefix}.{key}: one value holds for the whole run; set {table}.{key}")
             else:
-                problems.append(unknown_key(f"{prefix}.{key}", key, [*allowed, *own]))
+                problems.append(describe_unknown_key(f"{prefix}.{key}", key, [*allowed, *own]))
         try:
             model.model_validate({k: v for k, v in overrides.items() if k in model.model_fields})
         except ValidationError as error:
-            problems += describe(error, model, prefix=prefix)
+            problems += describe_errors(error, model, prefix=prefix)
     return problems

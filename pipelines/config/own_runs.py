@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,19 @@ class _OwnRun(Form):
 
 def remember(run: Path, identity: str, document: Mapping[str, Any]) -> None:
     """Record the names in the configuration of `run` that the user typed; without a place to write, nothing."""
-    modules = {
-        name: str(origin)
-        for name in _names(document)
-        if trust.is_typed(name) and (origin := _module_file(name)) is not None
-    }
-    record = _place(run)
+    modules = {}
+    waiting: list[Any] = [_select_module_settings(document)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping | list | tuple):
+            waiting += part.values() if isinstance(part, Mapping) else part
+        elif isinstance(part, str) and trust.is_typed(part) and (origin := _find_module(part)) is not None:
+            modules[part] = str(origin)
+    record = _locate_record(run)
     with contextlib.suppress(OSError, AmagoError):
         if modules:
             record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(record, json.dumps({**_facts(run, identity, document), "modules": modules}))
+            write_atomically(record, json.dumps({**_describe_run(run, identity, document), "modules": modules}))
         else:
             record.unlink(missing_ok=True)
 
@@ -67,27 +70,29 @@ def read_id(run: Path) -> str:
 
 def grant(run: Path, identity: str, document: Mapping[str, Any]) -> None:
     """Allow the names that the user typed when `run` was made, if it is that run and nothing has changed."""
-    record = _place(run)
+    record = _locate_record(run)
     try:
-        if not (_is_private(record.parent) and _is_private(record)):
-            return
+        for path in (record.parent, record):  # which belong to this user, and no other may write to
+            found = path.lstat()
+            if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE or stat.S_ISLNK(found.st_mode):
+                return
         known = read_object(record, _OwnRun)
-        if known is None or {**known, "modules": None} != {**_facts(run, identity, document), "modules": None}:
+        if known is None or {**known, "modules": None} != {**_describe_run(run, identity, document), "modules": None}:
             return
     except OSError:
         return
     for name, origin in known["modules"].items():
-        if origin == str(_module_file(name)):
+        if origin == str(_find_module(name)):
             trust.typed(name)
 
 
-def _place(run: Path) -> Path:
+def _locate_record(run: Path) -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
     return home / "amago" / "own_runs" / f"{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]}.json"
 
 
-def _facts(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_run(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """Describe what must be as it was: the directory, the run in it, and its settings that concern modules."""
     found = run.stat()
     concerned = json.dumps(_select_module_settings(document), sort_keys=True, default=str)
@@ -106,21 +111,8 @@ def _select_module_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**{table: document.get(table) for table in _TABLES}, "replay": replay}
 
 
-def _names(value: Any) -> Iterator[str]:
-    """Yield the texts of a document that have the form of a module's name."""
-    waiting = [_select_module_settings(value)]
-    while waiting:
-        part: Any = waiting.pop()
-        if isinstance(part, Mapping):
-            waiting += part.values()
-        elif isinstance(part, list | tuple):
-            waiting += part
-        elif isinstance(part, str) and _NAME.fullmatch(part):
-            yield part
-
-
-def _module_file(name: str) -> Path | None:
-    """Return the file that importing `name` would execute first, found without importing anything; None if none is."""
+def _find_module(name: str) -> Path | None:
+    """Find the file that importing `name` would execute first, without importing anything; None for other texts."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -129,9 +121,3 @@ def _module_file(name: str) -> Path | None:
         if found is not None and found.origin is not None:
             return Path(found.origin).resolve()
     return None
-
-
-def _is_private(path: Path) -> bool:
-    """Return whether `path` belongs to this user, and no other may write to it."""
-    found = path.lstat()
-    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(found.st_mode)

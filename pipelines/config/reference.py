@@ -31,62 +31,76 @@ class Setting:
     about: str
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a file that holds one settings document, including profiles."""
-    made = _cleaned(Settings.model_json_schema())
+def make_schema() -> dict[str, Any]:
+    """Make the JSON Schema of a file that holds one settings document, including profiles."""
+    schema = _clean(Settings.model_json_schema())
     profile = {"type": "object", "additionalProperties": {"$ref": "#"}, "description": "Settings laid over the others."}
-    made["properties"][PROFILES] = profile
-    return {"$schema": _DIALECT, **made, "title": "Settings of amago"}
+    schema["properties"][PROFILES] = profile
+    return {"$schema": _DIALECT, **schema, "title": "Settings of amago"}
 
 
-def settings() -> list[Setting]:
-    """Return every setting, in the order of the document."""
-    whole = schema()
-    return list(_rows(whole, whole["$defs"], ""))
+def list_settings() -> list[Setting]:
+    """List every setting, in the order of the document."""
+    whole = make_schema()
+    return list(_list_rows(whole, whole["$defs"], ""))
 
 
-def tables() -> dict[str, str]:
-    """Return descriptions of the tables by dotted name ("" is the top level)."""
-    whole = schema()
-    return {"": "Keys outside of any table."} | dict(_tables(whole, whole["$defs"], ""))
+def describe_tables() -> dict[str, str]:
+    """Collect descriptions of the tables by dotted name ("" is the top level)."""
+    whole = make_schema()
+    found = {"": "Keys outside of any table."}
+
+    def visit(model: Mapping[str, Any], table: str) -> None:
+        for name, field in model["properties"].items():
+            inner = list(_list_models(field, whole["$defs"]))
+            if name == PROFILES or not inner:
+                continue
+            key = f"{table}.{name}" if table else name
+            key = key if field.get("type") != "array" else f"{key}.{_PLACE}"
+            about = field.get("description", "")
+            found[key] = about if about and table else inner[0][1].get("description", about)
+            visit(inner[0][1], key)
+
+    visit(whole, "")
+    return found
 
 
 def find(key: str) -> list[Setting]:
-    """Return the settings that `key` names: one, all of a table, or those with that last part. UsageError with the
+    """Find the settings that `key` names: one, all of a table, or those with that last part. UsageError with the
     nearest key if there are none."""
+
+    def last(key: str) -> str:
+        return key.rpartition(".")[2]
+
     if key.startswith("env.") and key != "env.name":
         raise UsageError(f"'{key}' is a parameter of an environment", hint="amago envs ENV lists them")
-    known = settings()
+    known = list_settings()
     chosen = [setting for setting in known if setting.key == key or setting.key.startswith(f"{key}.")]
-    chosen = chosen or [setting for setting in known if key in (_last(setting.key), _last(setting.table))]
+    chosen = chosen or [setting for setting in known if key in (last(setting.key), last(setting.table))]
     if not chosen:
-        names = [setting.key for setting in known] + list(tables())
-        last = {_last(name): name for name in reversed(names)}
-        close = nearest(key, names) or nearest(key, last)
-        hint = f"did you mean '{last.get(close, close)}'?" if close else "amago settings lists all"
+        names = [setting.key for setting in known] + list(describe_tables())
+        by_last = {last(name): name for name in reversed(names)}
+        close = nearest(key, names) or nearest(key, by_last)
+        hint = f"did you mean '{by_last.get(close, close)}'?" if close else "amago settings lists all"
         raise UsageError(f"no setting '{key}'", hint=hint)
     return chosen
 
 
-def default(key: str) -> Any:
-    """Return the default of one setting."""
+def find_default(key: str) -> Any:
+    """Look up the default of one setting."""
     value: Any = Settings()
     for part in key.split("."):
         value = getattr(value, part)
     return value
 
 
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _cleaned(part: Any) -> Any:
+def _clean(part: Any) -> Any:
     """Adapt a schema to TOML: without null, and with descriptions on one line."""
     if isinstance(part, list):
-        return [_cleaned(item) for item in part if item != {"type": "null"}]
+        return [_clean(item) for item in part if item != {"type": "null"}]
     if not isinstance(part, Mapping):
         return part
-    made = {name: _cleaned(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
+    made = {name: _clean(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
     if isinstance(made.get("description"), str):
         made["description"] = " ".join(made["description"].split())
     if "oneOf" in made:  # a plug-in's table matches the built-in kinds as well
@@ -98,66 +112,50 @@ def _cleaned(part: Any) -> Any:
     return made
 
 
-def _rows(model: Mapping[str, Any], models: Mapping[str, Any], table: str, kind: str = "") -> Iterator[Setting]:
+def _list_rows(model: Mapping[str, Any], models: Mapping[str, Any], table: str, kind: str = "") -> Iterator[Setting]:
     for name, field in model["properties"].items():
         if name == PROFILES:
             continue
         key = f"{table}.{name}" if table else name
-        inner = list(_models(field, models))
+        inner = list(_list_models(field, models))
         for choice, inside in inner:
-            yield from _rows(inside, models, key if field.get("type") != "array" else f"{key}.{_PLACE}", choice)
+            yield from _list_rows(inside, models, key if field.get("type") != "array" else f"{key}.{_PLACE}", choice)
         if not inner:
+            default = "required" if name in model.get("required", ()) else "unset"
+            if "default" in field:
+                default = json.dumps(field["default"], ensure_ascii=False)
             yield Setting(
                 key=key,
                 table=table,
                 kind=kind,
-                default=_default(name, field, model),
-                accepts=_accepts(field),
+                default=default,
+                accepts=_describe_values(field),
                 about=field.get("description", "") or ("selects these keys" if "const" in field else ""),
             )
 
 
-def _tables(model: Mapping[str, Any], models: Mapping[str, Any], table: str) -> Iterator[tuple[str, str]]:
-    for name, field in model["properties"].items():
-        inner = list(_models(field, models))
-        if name == PROFILES or not inner:
-            continue
-        key = f"{table}.{name}" if table else name
-        key = key if field.get("type") != "array" else f"{key}.{_PLACE}"
-        about = field.get("description", "")
-        yield key, about if about and table else inner[0][1].get("description", about)
-        for _, inside in inner[:1]:
-            yield from _tables(inside, models, key)
-
-
-def _models(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the models whose keys `field` holds, each with its kind if there are several."""
+def _list_models(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the models whose keys `field` holds, each with its kind if there are several."""
     if "$ref" in field:
         yield "", models[field["$ref"].rpartition("/")[2]]
     elif field.get("type") == "array":
-        yield from _models(field.get("items", {}), models)
+        yield from _list_models(field.get("items", {}), models)
     else:
         choices = [one for one in field.get("anyOf", ()) if "$ref" in one]
         for choice in choices:
-            [(_, model)] = _models(choice, models)
+            [(_, model)] = _list_models(choice, models)
             yield model["properties"]["kind"].get("const", "module:attr"), model
 
 
-def _default(name: str, field: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    if "default" in field:
-        return json.dumps(field["default"], ensure_ascii=False)
-    return "required" if name in model.get("required", ()) else "unset"
-
-
-def _accepts(field: Mapping[str, Any]) -> str:
+def _describe_values(field: Mapping[str, Any]) -> str:
     if "const" in field:
         return json.dumps(field["const"])
     if "enum" in field:
         return ", ".join(map(json.dumps, field["enum"]))
     if "anyOf" in field:
-        return " or ".join(_accepts(one) for one in field["anyOf"])
+        return " or ".join(_describe_values(one) for one in field["anyOf"])
     if field.get("type") == "array":
         items = field.get("items") or field.get("prefixItems", [{}])[0]
-        return f"list of {_accepts(items)}"
+        return f"list of {_describe_values(items)}"
     limits = [f"{sign} {field[name]}" for name, sign in _LIMITS.items() if name in field]
     return " ".join([_TYPES.get(field.get("type", ""), "any"), " and ".join(limits)]).strip()

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,18 @@ import tomli_w
 from pydantic import Field
 
 from pipelines.config import own_runs
-from pipelines.config.changes import STAGE_TABLES, may_change
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.difference import describe_changes, flattened
-from pipelines.config.lakes import refuse_scheme
+from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, may_change
 from pipelines.config.load import read_toml
-from pipelines.config.places import hint, is_run
+from pipelines.config.places import is_run, refuse_scheme, suggest
+from pipelines.config.policy_files import list_checkpoints, names_same_source
 from pipelines.config.settings import Settings
-from pipelines.config.warm_start import require_new
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive, hold_lock
 
 _LONGEST_ERROR = 500
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
 
@@ -102,7 +100,7 @@ class RunDirectory:
         if not run.exists():
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
             raise InputMissing(
-                f"no run at '{path}'", hint=hint(run.path, is_run, inside="it contains runs", otherwise=what)
+                f"no run at '{path}'", hint=suggest(run.path, is_run, inside="it contains runs", otherwise=what)
             )
         return run
 
@@ -162,11 +160,35 @@ class RunDirectory:
         """
         if fresh:
             return
-        if settings.init.source and numbers(self.checkpoints):
-            require_new(self.path, settings.init.source, self.load_document())
-        if stage in self.load_record().get("stages", {}):
-            stored, wanted = self.load_document(), settings.document()
-            self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
+        source = settings.init.source
+        if source and list_checkpoints(self.checkpoints) and not names_same_source(source, self.load_document()):
+            raise UsageError(
+                f"run '{self.path}' has been trained already, and did not begin with '{source}'",
+                hint="a warm start is for a new run: give another --run, or begin this one again with --fresh",
+            )
+        if stage not in self.load_record().get("stages", {}):
+            return
+        owned = (*STAGE_TABLES[stage], "seed")
+        before, after = (
+            flatten({key: value for key, value in document.items() if key in owned})
+            for document in (self.load_document(), settings.document())
+        )
+
+        def is_free(key: str) -> bool:
+            if undecided and after.get(key) == "auto" and isinstance(before.get(key), int):
+                return True
+            # An import has left the environment open, and with how many actors the run goes on.
+            is_actors = key == "collect.actors" and before.get(key) == "auto"
+            if stage == "collect" and (is_actors or (key.startswith("env.") and not before.get("env.name"))):
+                return True
+            return may_change(key, stage=stage)
+
+        if changed := describe_changes(before, after, may_change=is_free):
+            raise UsageError(
+                f"the configuration of '{self.path}' differs from that of its last {stage}",
+                hint="repeat it unchanged, start over with --fresh, or choose another --run",
+                problems=tuple(changed),
+            )
 
     def record(
         self, stage: str, settings: Settings, *, fresh: bool = False, recipe: Mapping[str, Any] | None = None
@@ -181,17 +203,17 @@ class RunDirectory:
         with self._writing():
             self.refuse_changes(stage, settings, fresh=fresh)
             kept, record, document = self.load_document(), self.load_record(), settings.document()
-            owned = {key: document[key] for key in _owned(stage) if key in document}
+            owned = {key: document[key] for key in (*STAGE_TABLES[stage], "seed") if key in document}
             # With a recipe of its own, nothing is left of what the run was before.
             merged = document if stage == "run" or recipe is not None else {**document, **kept, **owned}
             write_atomically(self.config_path, tomli_w.dumps(merged))
-            done = {"argv": sys.argv, "time": _now(), "pid": os.getpid()}
+            done = {"argv": sys.argv, "time": time.strftime(_TIME), "pid": os.getpid()}
             stages = {**record.get("stages", {}), stage: done}
             if fresh and stage != "collect":  # these refer to deleted checkpoints
                 record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
-            self._write_record({**record, **named, **_circumstances(), "stages": stages})
+            self._write_record({**record, **named, **_find_circumstances(), "stages": stages})
             own_runs.remember(self.path, own_runs.read_id(self.path), merged)
         self._begun = stage
 
@@ -199,11 +221,10 @@ class RunDirectory:
         """Record how the stage ended, if it was recorded as begun; without room on the disk, nothing."""
         if not self._begun:
             return
-        status = (
-            "done" if error is None else "interrupted" if isinstance(error, Interrupted) or is_stop(error) else "failed"
-        )
-        end: dict[str, Any] = {"status": status, "ended": _now()}
+        end: dict[str, Any] = {"status": "done", "ended": time.strftime(_TIME)}
         if error is not None:
+            is_interrupted = isinstance(error, Interrupted) or is_stop(error)
+            end["status"] = "interrupted" if is_interrupted else "failed"
             end["error"] = (str(error) or type(error).__name__)[:_LONGEST_ERROR]
         with contextlib.suppress(AmagoError), self._writing():
             record = self.load_record()
@@ -228,9 +249,14 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self, *stages: str) -> Iterator[None]:
-        """Hold the run for `stages`; Locked (exit 75) names the holder and the time. UsageError for a place that is not
-        local."""
-        self._refuse_place()
+        """Hold the run for `stages`; Locked (exit 75) names the holder and the time. UsageError for a place where a run
+        cannot be: another store, the root directory, a lake."""
+        refuse_scheme(self.path, what="a run is a directory")
+        hint = "choose a directory of its own, e.g. runs/NAME"
+        if self.path.resolve() == self.path.resolve().parent:
+            raise UsageError(f"'{self.path}' is the root directory, not a place for a run", hint=hint)
+        if (self.path / "lake.json").exists():
+            raise UsageError(f"'{self.path}' is a lake, not a run", hint=f"{hint}; a lake is given by --lake")
         with contextlib.ExitStack() as held:
             for stage in stages:
                 what = f"run '{self.path}' is in use by {stage}"
@@ -244,111 +270,38 @@ class RunDirectory:
                 raise
             self._record_end(None)
 
-    def _refuse_place(self) -> None:
-        """Raise UsageError where a run cannot be: in another store, in the root directory, in a lake."""
-        refuse_scheme(self.path, what="a run is a directory")
-        hint = "choose a directory of its own, e.g. runs/NAME"
-        if self.path.resolve() == self.path.resolve().parent:
-            raise UsageError(f"'{self.path}' is the root directory, not a place for a run", hint=hint)
-        if (self.path / "lake.json").exists():
-            raise UsageError(f"'{self.path}' is a lake, not a run", hint=f"{hint}; a lake is given by --lake")
-
-    def _refuse_changes(
-        self,
-        stage: str,
-        stored: Mapping[str, Any],
-        wanted: Mapping[str, Any],
-        owned: Sequence[str],
-        *,
-        undecided: bool,
-    ) -> None:
-        before, after = (
-            flattened({key: value for key, value in document.items() if key in owned}) for document in (stored, wanted)
-        )
-
-        def is_free(key: str) -> bool:
-            is_decided_later = undecided and after.get(key) == "auto" and isinstance(before.get(key), int)
-            is_open = stage == "collect" and _is_open(key, before)
-            return is_decided_later or is_open or may_change(key, stage=stage)
-
-        changed = describe_changes(before, after, may_change=is_free)
-        if changed:
-            raise UsageError(
-                f"the configuration of '{self.path}' differs from that of its last {stage}",
-                hint="repeat it unchanged, start over with --fresh, or choose another --run",
-                problems=tuple(changed),
-            )
-
-
-def _is_open(key: str, stored: Mapping[str, Any]) -> bool:
-    """Return whether an import has left this open: the environment, and with how many actors the run goes on."""
-    if key.startswith("env."):
-        return not stored.get("env.name")
-    return key == "collect.actors" and stored.get(key) == "auto"
-
-
-def _owned(stage: str) -> tuple[str, ...]:
-    return (*STAGE_TABLES[stage], "seed")
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _circumstances() -> dict[str, Any]:
-    return {
-        "versions": _versions() | {"python": platform.python_version()},
-        "git_commit": _git_commit(),
-        "hardware": {
-            "host": socket.gethostname(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            **_processor(),
-        },
-    }
-
 
 @functools.cache
-def _versions() -> dict[str, str | None]:
+def _find_versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {}
     for name in _VERSIONED:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    return versions
+    return versions | {"python": platform.python_version()}
 
 
-def _processor() -> dict[str, Any]:
-    """Return the processor's name and the bytes of memory, as far as this system says."""
-    found: dict[str, Any] = {}
+def _find_circumstances() -> dict[str, Any]:
+    """Find the versions, the commit of the working directory if it is a git checkout, and the hardware, as far as this
+    system says."""
+    hardware = {"host": socket.gethostname(), "machine": platform.machine(), "cores": os.cpu_count()}
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        hardware["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
         names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
         if name := next(names, ""):
-            found["cpu"] = name
-    return found
+            hardware["cpu"] = name
+    commit = None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
+        commit = done.stdout.strip() or None if done.returncode == 0 else None
+    return {"versions": _find_versions(), "git_commit": commit, "hardware": hardware}
 
 
-def process() -> dict[str, Any]:
+def describe_process() -> dict[str, Any]:
     """Describe this process: `host`, `pid`, `argv`, `started` (seconds since the epoch: now) and versions."""
-    facts = _circumstances()
+    facts = _find_circumstances()
     who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
     return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the working directory, if it is a git checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

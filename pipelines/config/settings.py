@@ -11,17 +11,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, count_or_auto
-from pipelines.config.encoders import WITHOUT_BLOCKS
-from pipelines.config.exploration import ExplorationSettings
-from pipelines.config.model import AgentSettings
-from pipelines.config.relabelling import RelabelSettings, ReplaySettings
+from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, check_known, count_or_auto
+from pipelines.config.model import WITHOUT_BLOCKS, AgentSettings
 from pipelines.config.sizes import SizeName
-from pipelines.config.source import SourceSettings
+from pipelines.registry import Registry
 
 _StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
 # Settings table of a stage in a chain, if not the table of its name.
 TABLES: Mapping[str, str] = {"ingest": "source"}
+
+EXPLORATIONS = Registry(
+    "exploration",
+    {name: f"pipelines.envs.exploration:{name}" for name in ("plain", "bilevel", "windowed", "none")},
+)
+_ONLY_FOR = {
+    "late_start": ("bilevel",),
+    "late_end": ("bilevel",),
+    "edge": ("windowed",),
+    "inner_epsilon": ("windowed",),
+}
 
 
 def _listed(given: Any) -> Any:
@@ -62,6 +70,169 @@ class LearnerSettings(SettingsModel):
     """Rate of random actions in the end; it falls linearly from 1."""
     epsilon_steps: int = Field(4_000, ge=1)
     """Updates of a learner after which the rate is `epsilon_last`."""
+
+
+class ExplorationSettings(SettingsModel):
+    """Exploration rate epsilon per actor and step: the probability of a random action, or the standard deviation of
+    added noise (Box).
+
+    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a fixed horizon.
+    `windowed` applies it only in the first and last `edge` steps of a rollout. `none` does not explore. `module:attr`
+    is a custom schedule (see pipelines/envs/exploration.py).
+    """
+
+    kind: Annotated[str, check_known(EXPLORATIONS)] = "plain"
+    """Schedule: plain, bilevel, windowed, none, or module:attr."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a custom schedule."""
+    start: float = Field(1.0, ge=0)
+    """Epsilon at the beginning of training (bilevel: at a rollout's first step)."""
+    end: float = Field(0.05, ge=0)
+    """Epsilon once `steps` have passed (bilevel: at a rollout's first step)."""
+    steps: int = Field(1_000_000, ge=1)
+    """Steps of one actor over which `start` falls linearly to `end`."""
+    randomize: bool = True
+    """Multiply epsilon by a factor from U[0, 1), drawn for every rollout."""
+    persistence: float = Field(1.0, ge=1)
+    """Longest time, in steps, over which random actions persist: the noise of Box actions is correlated over this time
+    and a random choice is repeated so many steps on average. Every rollout draws its own time, log-uniformly from 1 to
+    this. 1: independent noise in every step. Not with `agent.action_mask`.
+    """
+    late_start: float = Field(0.8, ge=0)
+    """bilevel: epsilon at a rollout's last step, at the beginning of training."""
+    late_end: float = Field(0.01, ge=0)
+    """bilevel: epsilon at a rollout's last step, once `steps` have passed."""
+    edge: int = Field(3, ge=0)
+    """windowed: steps at either end of a rollout in which the full epsilon applies."""
+    inner_epsilon: float | None = Field(None, ge=0)
+    """windowed: constant epsilon between the edges; unset: 0.5 / (horizon - 1), half a random step a
+    rollout.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_ignored(cls, data: Any) -> Any:
+        """Refuse a key that the chosen schedule does not read (unless it restates the default)."""
+        if not isinstance(data, dict):
+            return data
+        kind = data.get("kind", "plain")
+        for key, kinds in _ONLY_FOR.items():
+            if key in data and kind not in kinds and data[key] != cls.model_fields[key].default:
+                raise ValueError(f'\'{key}\' applies to kind = "{kinds[0]}" only, not to "{kind}"')
+        return data
+
+
+class SourceSettings(SettingsModel):
+    """`[source]`: what `collect --from` imports into a lake."""
+
+    name: str = ""
+    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`,
+    `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or the folder shows), `module:attr`;
+    empty: none."""
+    lake: str = ""
+    """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
+    steps: Annotated[int, TARGET] = Field(0, ge=0)
+    """Import whole trajectories until this many steps are in the lake (0: all)."""
+    task: str = ""
+    """`task` of the trajectories, if the source does not say; empty: its own name."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Map our columns to the file's, e.g. obs.x = "position"; `name[0:27]` takes some columns of an array."""
+    layout: Literal["transitions", "arrival"] = "transitions"
+    """Rows of a table: `transitions` hold a step and what it led to; `arrival` has T + 1 rows for T actions."""
+    action_low: float | tuple[float, ...] = -1.0
+    """Lower bound of the source environment's actions, if neither it nor --env says so."""
+    action_high: float | tuple[float, ...] = 1.0
+    """Upper bound of the source environment's actions."""
+    num_actions: int = Field(0, ge=0)
+    """Choices of a discrete action, if not otherwise known (0: one more than the maximum found)."""
+    clip_actions: bool = False
+    """Clip actions that are out of bounds, instead of refusing them."""
+    horizon: Annotated[int | Literal["auto"], count_or_auto(0, 1_000_000_000)] = "auto"
+    """Steps after which the source's environment was reset, where a file marks no timeouts (0: every end is marked);
+    auto: the time limit of `--env` or of D4RL's environment."""
+    longest: int = Field(10_000, ge=1)
+    """A longer trajectory is stored in pieces; each but the last is truncated, and the next begins where it ends."""
+    missing_final: Literal["repeat", "drop"] = "repeat"
+    """Where the last observation of a terminated trajectory is missing, repeat the one before or drop the last step."""
+    max_length: int = Field(256, ge=1)
+    """Maximum length of texts and sequences whose space sets no limit."""
+    check: Annotated[bool, PACING] = True
+    """Read everything once before the first trajectory is stored, so that a bad source is refused as a whole."""
+
+
+class GoalSettings(SettingsModel):
+    """`[relabel.goal]`: what reaching a goal means, if the environment's own rule does not define it."""
+
+    rule: str = ""
+    """Goal rule: of an environment by name, or `module:attr`; empty: that of the trajectories' environment."""
+    tolerance: float | None = Field(None, ge=0)
+    """Instead of a rule: a goal is reached within this (Euclidean) distance."""
+    reward: float = 1.0
+    """With `tolerance`: reward of a step at the goal."""
+    step_reward: float = 0.0
+    """With `tolerance`: reward of any other step."""
+    ends: bool = True
+    """With `tolerance`: whether reaching the goal terminates the episode."""
+    achieved: str = ""
+    """Column of achieved goals; empty: the one that the rule names."""
+    goals: str = ""
+    """Column of desired goals; empty: the one that the rule names."""
+
+
+class RelabelSettings(SettingsModel):
+    """`[relabel]`: derive new goals and rewards as an overlay."""
+
+    relabeler: str | tuple[str, ...] = "hindsight"
+    """`NAME`, `NAME:ARGUMENT` (as `hindsight:final`) or `module:attr`; several are applied one after the other."""
+    strategy: str = "future"
+    """Argument of `hindsight`, if it is named without one."""
+    where: str = ""
+    """SQL predicate over the `trajectories` table; empty: all."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the matching trajectories to relabel."""
+    copies: int = Field(1, ge=1, le=64)
+    """Relabelled versions of each trajectory."""
+    goal: GoalSettings = GoalSettings()
+
+    @property
+    def relabelers(self) -> tuple[str, ...]:
+        """Relabelers to apply, in order, each with its argument."""
+        return tuple(f"hindsight:{self.strategy}" if name == "hindsight" else name for name in self._named)
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return (self.relabeler,) if isinstance(self.relabeler, str) else self.relabeler
+
+    @model_validator(mode="after")
+    def _copies_differ(self) -> RelabelSettings:
+        if self.copies > 1 and self.relabelers == ("hindsight:final",):
+            raise ValueError("'copies' of hindsight:final would all be alike; take 1, or hindsight:future or :random")
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_is_used(self) -> RelabelSettings:
+        if self.strategy != "future" and "hindsight" not in self._named:
+            raise ValueError(f"'strategy' is that of hindsight; write NAME:{self.strategy} for another relabeler")
+        return self
+
+
+class ReplaySettings(SettingsModel):
+    """`[train.relabel]`: relabelled versions of windows, made as they are drawn and stored nowhere.
+
+    Version k of a trajectory is the one that `amago relabel` stores as its k-th copy for the same seed.
+    """
+
+    relabeler: tuple[str, ...] = ()
+    """As `relabel.relabeler`; empty: none."""
+    share: float = Field(0.5, gt=0, le=1)
+    """Share of relabelled windows, among those of trajectories that have versions."""
+    where: str = ""
+    """SQL predicate over the `trajectories` table that selects the originals that have versions; empty: all."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the matching trajectories that have versions."""
+    copies: int = Field(1_000_000, ge=1, le=1_000_000_000)
+    """Versions of each, drawn uniformly."""
+    goal: GoalSettings = GoalSettings()
 
 
 class CollectSettings(SettingsModel):

@@ -24,18 +24,6 @@ class _Size:
     critics: int
     train: Mapping[str, Any]
 
-    def sequence(self, kind: str) -> dict[str, Any]:
-        """Return the widths of a sequence encoder; empty for an encoder without widths, and for a plug-in."""
-        blocks = {"d_model": self.width, "num_layers": self.layers}
-        known: dict[str, dict[str, Any]] = {
-            "transformer": blocks | {"d_ff": 4 * self.width, "num_heads": self.heads},
-            "feedforward": blocks | {"d_ff": 4 * self.width},
-            "gru": {"hidden": self.width, "output": self.width, "num_layers": max(self.layers - 1, 1)},
-            "mingru": blocks,
-            "mamba": blocks,
-        }
-        return known.get(kind, {})
-
 
 _SIZES = {
     "tiny": _Size(64, 2, 4, (64,), (128, 128), 2, {"learning_rate": 1e-3, "warmup_steps": 100, "threads": 1}),
@@ -46,36 +34,44 @@ _SIZES = {
 
 
 def preset(size: str, kind: str) -> dict[str, Any]:
-    """Return the settings that `size` stands for, with a sequence encoder of this kind; `base` equals the defaults.
+    """Make the settings that `size` stands for, with a sequence encoder of this kind; `base` equals the defaults.
 
     >>> preset("tiny", "gru")["agent"]["sequence"]
     {'kind': 'gru', 'hidden': 64, 'output': 64, 'num_layers': 1}
     """
     chosen = _SIZES[size]
+    blocks = {"d_model": chosen.width, "num_layers": chosen.layers}
+    widths: dict[str, dict[str, Any]] = {  # an encoder without widths, and a plug-in, have none
+        "transformer": blocks | {"d_ff": 4 * chosen.width, "num_heads": chosen.heads},
+        "feedforward": blocks | {"d_ff": 4 * chosen.width},
+        "gru": {"hidden": chosen.width, "output": chosen.width, "num_layers": max(chosen.layers - 1, 1)},
+        "mingru": blocks,
+        "mamba": blocks,
+    }
     agent = {
         "timestep": {"hidden": list(chosen.encoder), "output": chosen.width},
-        "sequence": {"kind": kind, **chosen.sequence(kind)},
+        "sequence": {"kind": kind, **widths.get(kind, {})},
         "actor": {"hidden": list(chosen.policy)},
         "critic": {"hidden": list(chosen.policy), "ensemble": chosen.critics},
     }
     return copy.deepcopy({"agent": agent, "train": dict(chosen.train)})
 
 
-def sequence_kind(document: Mapping[str, Any]) -> str:
-    """Return the kind of sequence encoder in a document."""
-    kind = _at(document, ("agent", "sequence", "kind"))
+def find_sequence_kind(document: Mapping[str, Any]) -> str:
+    """Find the kind of sequence encoder in a document, which may have values of any type."""
+    kind = _look_up(document, "agent", "sequence", "kind")
     return kind if isinstance(kind, str) else "transformer"
 
 
 def names_network(document: Mapping[str, Any], *, changed: bool = False) -> bool:
-    """Return whether a document sets widths or depths; with `changed`, whether any differs from its default."""
-    defaults = preset("base", sequence_kind(document))["agent"]
+    """Check whether a document sets widths or depths; with `changed`, whether any differs from its default."""
+    defaults = preset("base", find_sequence_kind(document))["agent"]
     paths = {(table, key) for table, keys in defaults.items() for key in keys} - {("sequence", "kind")}
-    given = {path: value for path in paths if (value := _at(document, ("agent", *path))) is not None}
+    given = {path: value for path in paths if (value := _look_up(document, "agent", *path)) is not None}
     return any(not changed or value != defaults[table][key] for (table, key), value in given.items())
 
 
-def _at(document: Any, path: tuple[str, ...]) -> Any:
+def _look_up(document: Any, *path: str) -> Any:
     for key in path:
         document = document.get(key) if isinstance(document, Mapping) else None
     return document

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.config.problems import refuse, unknown_key
+from pipelines.config.base import describe_unknown_key, refuse_problems
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -52,9 +52,10 @@ def refuse_wrong_parameters(name: str, target: Any, given: Mapping[str, Any], *,
     if all(found.kind is not inspect.Parameter.VAR_KEYWORD for found in signature.values()):
         unknown = [key for key in given if key not in known]
         problems += [
-            unknown_key(f"env.{key}", key, known) if known else f"env.{key}: it takes no parameters" for key in unknown
+            describe_unknown_key(f"env.{key}", key, known) if known else f"env.{key}: it takes no parameters"
+            for key in unknown
         ]
-    refuse(problems, f"environment '{name}'")
+    refuse_problems(problems, f"environment '{name}'")
 
 
 def _read_signature(target: Any) -> Mapping[str, inspect.Parameter] | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.exploration import EXPLORATIONS, ExplorationSettings
+from pipelines.config.settings import EXPLORATIONS, ExplorationSettings
 from pipelines.envs.draws import SharedDraws
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import gymnasium
 from pydantic import ValidationError
 
-from pipelines.config.base import SettingsModel
-from pipelines.config.problems import describe, refuse
+from pipelines.config.base import SettingsModel, describe_errors, refuse_problems
 from pipelines.envs.constructor import Parameter
 from pipelines.envs.env import Env
 from pipelines.envs.repeated import Repeated
@@ -59,7 +58,7 @@ def make(
     try:
         settings = model.model_validate(dict(params or {}))
     except ValidationError as error:
-        refuse(describe(error, model, "env"), f"environment '{name}'")
+        refuse_problems(describe_errors(error, model, "env"), f"environment '{name}'")
     more: dict[str, Any] = {"label": name} if target != name else {}
     if drawn and "drawn" in inspect.signature(suite.make).parameters:
         more["drawn"] = True

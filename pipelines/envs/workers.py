@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config import launch
+from pipelines.config import host
 from pipelines.config.base import SettingsModel
-from pipelines.config.cores import available_cores
+from pipelines.config.host import count_cores
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, StepResult, Trial
 from pipelines.envs.make import Split
 from pipelines.envs.worker import CALL, RESET, STEP, SharedBuffer, WorkerSpec, map_buffers, open_unnamed_file
@@ -75,7 +75,7 @@ class Worker:
             self._process = start_python(
                 f"from pipelines.envs.worker import main; main({theirs_in}, {theirs_out}, {self._memory})",
                 descriptors=(theirs_in, theirs_out, self._memory),
-                environment=dict.fromkeys(_ONE_THREAD, "1") | launch.alone(),
+                environment=dict.fromkeys(_ONE_THREAD, "1") | host.strip_launcher(),
             )
         finally:
             os.close(theirs_in)
@@ -418,7 +418,7 @@ class WorkerEnv(Env):
             raise UsageError("worker processes are 1 or more", hint="make() steps environments in this process")
         plain = params.model_dump() if isinstance(params, SettingsModel) else dict(params or {})
         workers = min(workers, num_envs)
-        sizes, slices = _assign_actors(num_envs, workers, apart=workers >= (cores or available_cores()))
+        sizes, slices = _assign_actors(num_envs, workers, apart=workers >= (cores or count_cores()))
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._memory = open_unnamed_file()

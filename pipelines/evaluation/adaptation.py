@@ -35,7 +35,7 @@ class Adaptation:
         return bool(self.low[-1] > self.high[0])
 
 
-def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
+def compute_adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
     """Compute the adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
     low, high = bootstrap_ci_columns(attempts, seed=seed)
     difference = attempts[:, -1].astype(float) - attempts[:, 0]
@@ -48,13 +48,21 @@ def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
     )
 
 
-def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
+def compute_metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
     """Compute, as plain data for JSON, means and 95% intervals of return and success, by task and by attempt.
 
     `per_task` maps a task to its episodes and means; it is empty if tasks may be unique to episodes (more than a
     thousand tasks, or as many as episodes), unless `every_task` is set. `per_attempt` is empty without attempts;
     success is left out if tasks do not define it. `published` adds the figures that papers report.
     """
+    members = _group(results.tasks)
+    per_task: dict[str, dict[str, float]] = {}
+    are_unique = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
+    for task in sorted(members) if every_task or not are_unique else ():
+        chosen = members[task]
+        per_task[task] = {"episodes": len(chosen), "return_mean": float(results.returns[chosen].mean())}
+        if results.success is not None:
+            per_task[task]["success_mean"] = float(results.success[chosen].mean())
     found: dict[str, Any] = {
         "episodes": results.episodes,
         "steps": results.steps,
@@ -64,9 +72,9 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
         "return_max": float(results.returns.max()),
         "return_ci95": list(bootstrap_ci(results.returns, seed=seed)),
         "length_mean": float(results.lengths.mean()),
-        "per_task": _per_task(results, every_task),
+        "per_task": per_task,
         "per_attempt": [],
-        **published_figures(results, seed=seed),
+        **compute_published(results, seed=seed),
     }
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())
@@ -75,7 +83,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
     for name, attempts in curves.items():
         if attempts is None or not attempts.shape[1]:
             continue
-        curve = adaptation(attempts, seed=seed)
+        curve = compute_adaptation(attempts, seed=seed)
         found["per_attempt"] = found["per_attempt"] or [{"attempt": i + 1} for i in range(attempts.shape[1])]
         for entry, mean, low, high in zip(found["per_attempt"], curve.mean, curve.low, curve.high, strict=True):
             entry |= {f"{name}_mean": float(mean), f"{name}_ci95": [float(low), float(high)]}
@@ -84,8 +92,8 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
     return found
 
 
-def example(spec: EnvSpec) -> dict[str, Any]:
-    """Compute metrics of a made-up episode: their names are those that `metrics` returns for episodes of `spec`."""
+def make_example(spec: EnvSpec) -> dict[str, Any]:
+    """Compute metrics of a made-up episode: their names are those of metrics of episodes of `spec`."""
     attempts = None if spec.num_attempts == 1 else np.zeros((1, spec.num_attempts or _MOST_ATTEMPTS))
     nothing = EpisodeResults(
         spec=replace(spec, score=None),
@@ -98,53 +106,48 @@ def example(spec: EnvSpec) -> dict[str, Any]:
         seconds=0.0,
         achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
     )
-    scores = {} if spec.score is None else dict.fromkeys(_normalised_names(spec.score)[:3], 0.0)
-    return metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else value for name, value in scores.items()}
+    names = () if spec.score is None else _name_scores(spec.score)[:3]
+    return compute_metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else 0.0 for name in names}
 
 
-def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, float]]:
-    members = _by_task(results.tasks)
-    own = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
-    if own and not every_task:
-        return {}
-    table = {}
-    for task in sorted(members):
-        chosen = members[task]
-        table[task] = {"episodes": len(chosen), "return_mean": float(results.returns[chosen].mean())}
-        if results.success is not None:
-            table[task]["success_mean"] = float(results.success[chosen].mean())
-    return table
-
-
-def published_figures(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
-    """`return_p20` (the 20th percentile of the tasks' mean returns), and what the environment's papers report.
+def compute_published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
+    """Compute `return_p20` (the 20th percentile of the tasks' mean returns), and what the environment's papers report.
 
     With a `spec.score` called s: `s_mean` with `s_ci95`, and `s_median`, over the games (or other groups) played, which
     `s_over` lists; absent if the bounds of one are not published. With achievements: the share of episodes that had
     each, and their score.
     """
-    means = [float(results.returns[chosen].mean()) for chosen in _by_task(results.tasks).values()]
+    means = [float(results.returns[chosen].mean()) for chosen in _group(results.tasks).values()]
     figures: dict[str, Any] = {"return_p20": float(np.percentile(means, 20))}  # as Nikulin et al., 2024
-    if results.spec.score is not None:
-        figures |= _normalised(results, results.spec.score, seed)
+    score = results.spec.score
+    groups = {} if score is None else _group(tuple(map(score.group, results.tasks)))
+    if score is not None and groups.keys() <= score.bounds.keys():
+        strata = []
+        for group in sorted(groups):
+            low, high = score.bounds[group]
+            strata.append((results.returns[groups[group]] - low) / (high - low))
+        over = [float(values.mean()) for values in strata]
+        interval = list(mean_of_strata_ci(strata, seed=seed))
+        scores = float(np.mean(over)), interval, float(np.median(over)), sorted(groups)
+        figures |= dict(zip(_name_scores(score), scores, strict=True))
     if results.achieved is not None:
         rates = results.achieved.mean(axis=0)
-        figures["achievement_score"] = achievement_score(rates)
+        figures["achievement_score"] = score_achievements(rates)
         figures["achievements"] = dict(zip(results.spec.achievements, rates.tolist(), strict=True))
     return figures
 
 
-def achievement_score(rates: np.ndarray) -> float:
+def score_achievements(rates: np.ndarray) -> float:
     """Compute Crafter's score, in percent: the geometric mean over achievements of their success rates, with 1% added
     before and subtracted after (Hafner, 2022).
 
-    >>> round(achievement_score(np.array([1.0, 0.0])), 3)
+    >>> round(score_achievements(np.array([1.0, 0.0])), 3)
     9.05
     """
     return float(np.expm1(np.log1p(100 * rates).mean()))
 
 
-def _by_task(tasks: tuple[str, ...]) -> dict[str, list[int]]:
+def _group(tasks: tuple[str, ...]) -> dict[str, list[int]]:
     """List the indices of each task's episodes."""
     members: dict[str, list[int]] = defaultdict(list)
     for index, task in enumerate(tasks):
@@ -152,19 +155,6 @@ def _by_task(tasks: tuple[str, ...]) -> dict[str, list[int]]:
     return members
 
 
-def _normalised(results: EpisodeResults, score: Score, seed: int) -> dict[str, Any]:
-    groups = _by_task(tuple(map(score.group, results.tasks)))
-    if not groups.keys() <= score.bounds.keys():
-        return {}
-    strata = []
-    for group in sorted(groups):
-        low, high = score.bounds[group]
-        strata.append((results.returns[groups[group]] - low) / (high - low))
-    means = [float(values.mean()) for values in strata]
-    figures = float(np.mean(means)), list(mean_of_strata_ci(strata, seed=seed)), float(np.median(means))
-    return dict(zip(_normalised_names(score), (*figures, sorted(groups)), strict=True))
-
-
-def _normalised_names(score: Score) -> tuple[str, str, str, str]:
+def _name_scores(score: Score) -> tuple[str, str, str, str]:
     """Name the figures that `score` adds: mean, interval, median, and the games that it is over."""
     return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median", f"{score.name}_over"

@@ -197,23 +197,23 @@ def add_caption(film: Film, *, has_success: bool, attempts: int | None) -> Itera
         value = film.values[number] if film.values is not None and number < film.length else None
         attempt, paid = f"attempt {film.attempt[number]}", film.rewards[number - 1] + 0.0 if number else 0.0  # no -0
         cells = [
-            _fit(f"step {number}/{film.length}", f"step {number}"),
-            "" if attempts == 1 else _fit(f"{attempt}/{attempts}" if attempts else attempt, attempt),
+            _choose_fitting(f"step {number}/{film.length}", f"step {number}"),
+            "" if attempts == 1 else _choose_fitting(f"{attempt}/{attempts}" if attempts else attempt, attempt),
             f"solved {film.solved[number]}" if has_success else "",
-            _fit(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
-            _fit(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
-            "" if value is None else _fit(f"value {value:.2f}", f"value {value:.3g}"),
+            _choose_fitting(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
+            _choose_fitting(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
+            "" if value is None else _choose_fitting(f"value {value:.2f}", f"value {value:.3g}"),
         ]
         shown = enlarge(picture, WIDTH // 2 + 1)
-        yield np.concatenate([shown, _caption(cells, shown.shape[1])])
+        yield np.concatenate([shown, _draw_caption(cells, shown.shape[1])])
 
 
-def _fit(text: str, shorter: str) -> str:
+def _choose_fitting(text: str, shorter: str) -> str:
     """Choose `text` if it fits a caption's cell."""
     return text if len(text) <= _CELL else shorter
 
 
-def _caption(cells: Sequence[str], width: int) -> np.ndarray:
+def _draw_caption(cells: Sequence[str], width: int) -> np.ndarray:
     """Draw a strip with the cells in two rows of three."""
     rows, columns = (cells[:3], cells[3:]), 3
     scale = int(np.clip(width // (columns * _CELL * (GLYPH[1] + 1)), 1, 3))

@@ -42,16 +42,27 @@ def parse(requirement: str) -> tuple[_Clause, ...]:
     >>> [str(clause) for clause in parse("return_mean >= 0.9 and success_ci95[0] > .5")]
     ['return_mean >= 0.9', 'success_ci95[0] > 0.5']
     """
-    if not requirement.strip():
-        return ()
-    return tuple(_clause(part, requirement) for part in re.split(r"\band\b", requirement))
+    clauses = []
+    for text in re.split(r"\band\b", requirement) if requirement.strip() else ():
+        match = _CLAUSE.fullmatch(text)
+        try:
+            bound = float(match[3]) if match else math.nan
+        except ValueError:
+            match, bound = None, math.nan
+        if match is None:
+            raise UsageError(
+                f"cannot read the requirement '{requirement}' at '{text.strip()}'",
+                hint='write METRIC >= NUMBER, several joined by "and"',
+            )
+        clauses.append(_Clause(match[1], match[2], bound))
+    return tuple(clauses)
 
 
 def check(requirement: str, metrics: Mapping[str, Any]) -> None:
     """Raise RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
     failed = []
     for clause in parse(requirement):
-        found = value(clause.metric, metrics)
+        found = find_value(clause.metric, metrics)
         if math.isnan(found) or not _OPERATORS[clause.relation](found, clause.bound):
             failed.append(f"{clause} (it is {found:.6g})")
     if failed:
@@ -61,23 +72,10 @@ def check(requirement: str, metrics: Mapping[str, Any]) -> None:
 def require_names(requirement: str, examples: Mapping[str, Any]) -> None:
     """Raise UsageError for a metric that none of `examples` has."""
     for clause in parse(requirement):
-        value(clause.metric, examples)
+        find_value(clause.metric, examples)
 
 
-def _clause(text: str, requirement: str) -> _Clause:
-    match = _CLAUSE.fullmatch(text)
-    if match:
-        try:
-            return _Clause(match[1], match[2], float(match[3]))
-        except ValueError:
-            pass
-    raise UsageError(
-        f"cannot read the requirement '{requirement}' at '{text.strip()}'",
-        hint='write METRIC >= NUMBER, several joined by "and"',
-    )
-
-
-def value(metric: str, metrics: Mapping[str, Any]) -> float:
+def find_value(metric: str, metrics: Mapping[str, Any]) -> float:
     """Find the number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its
     success, otherwise its return). UsageError if there is none."""
     metric, _, part = metric.partition(".")

@@ -80,12 +80,9 @@ class Values:
             start = np.array(starts[at : at + count])
             lengths = np.minimum(steps - start, self.window) + 1
             rows = int(lengths.max())
-            cut = {name: _stacked(column, start, lengths, rows) for name, column in columns.items()}
+            cut = {}
+            for name, column in columns.items():
+                cut[name] = np.zeros((len(start), rows, *column.shape[1:]), column.dtype)
+                for place, (begin, length) in enumerate(zip(start.tolist(), lengths.tolist(), strict=True)):
+                    cut[name][place, :length] = column[begin : begin + length]
             yield Batch(columns=cut, lengths=lengths, start=start + offset), firsts[at : at + count]
-
-
-def _stacked(column: np.ndarray, start: np.ndarray, lengths: np.ndarray, rows: int) -> np.ndarray:
-    out = np.zeros((len(start), rows, *column.shape[1:]), column.dtype)
-    for place, (begin, length) in enumerate(zip(start.tolist(), lengths.tolist(), strict=True)):
-        out[place, :length] = column[begin : begin + length]
-    return out

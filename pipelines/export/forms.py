@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from pipelines.config.bundle_record import RECORD
+from pipelines.config.policy_files import RECORD
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
@@ -72,8 +72,9 @@ def require(form: str, record: Mapping[str, Any], *, trust: bool) -> None:
         raise InputMissing(f"there is no form '{form}' in this bundle", hint=f"it has: {known}")
     if form in _TRUSTED and not trust:
         raise InputMissing(f"opening {FILES[form]} needs --trust", hint=f"{_TRUSTED[form]} (as a library: trust=True)")
-    if form == AOTI and record.get("compiled") != compiled_for():
-        theirs, here = (", ".join(map(str, each.values())) for each in (record.get("compiled") or {}, compiled_for()))
+    if form == AOTI and record.get("compiled") != describe_target():
+        targets = record.get("compiled") or {}, describe_target()
+        theirs, here = (", ".join(map(str, each.values())) for each in targets)
         raise InputMissing(
             f"{FILES[form]} was compiled for {theirs}; this is {here}",
             hint="act with another form, or export the bundle here: amago export BUNDLE --format aoti --to DIR",
@@ -111,7 +112,7 @@ def require_packages(forms: tuple[str, ...], *, asked: str = ONNX) -> None:
         ) from error
 
 
-def compiled_for() -> dict[str, str]:
+def describe_target() -> dict[str, str]:
     """Describe what a compiled form depends on: torch, the processor, and its vector instructions."""
     return {
         "torch": f"torch {torch.__version__}",
@@ -141,7 +142,7 @@ def limits(form: str, record: Mapping[str, Any]) -> ParityLimits:
     return LIMITS[record.get("weights", FLOAT32)] if form == ONNX else STRICT
 
 
-def described(function: StepFunction) -> dict[str, Any]:
+def describe(function: StepFunction) -> dict[str, Any]:
     """Describe the memory and the noise of a step for policy.json, which those who run a form read."""
     memory = function.empty(1)
     rows = {name: [list(rows.shape[1:]), str(rows.dtype).removeprefix("torch.")] for name, rows in memory.items()}
@@ -171,7 +172,7 @@ def load_graph(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
     return run
 
 
-def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
+def open_form(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
     """Load the step of a form for `actors` actors, with their memory. Trust and errors are those of `load_graph`."""
     run = load_graph(form, content, record)
     rows = record["memory"].items()
@@ -274,7 +275,7 @@ class FormFile:
         record, episodes = self.checkpoint.record, env.episodes
         _require_time(record["max_time"], (env.spec.horizon or 1) - 1)
         with self.checkpoint.understood():
-            step = opened(self.form, self.content, record, env.num_envs)
+            step = open_form(self.form, self.content, record, env.num_envs)
         exported = ExportedPolicy(step, record, greedy=greedy, seed=seed, offset=episodes.offset, total=episodes.total)
         policy = FunctionPolicy(self.checkpoint.understood()(exported.act))  # what the file does wrong is damage
         return Acting(policy=policy, policy_id=self.checkpoint.identity, version=self.checkpoint.update)

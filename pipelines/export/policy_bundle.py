@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from pipelines.config.bundle_record import RECORD
-from pipelines.config.places import bundle_directory
+from pipelines.config.places import find_bundle
+from pipelines.config.policy_files import RECORD
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, zeros
 from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
@@ -80,7 +80,7 @@ def write_bundle(
         "policy.py": _LOADER.encode(),
         **(forms or {}),
     }
-    files[RECORD] = sealed(spec, files)
+    files[RECORD] = seal(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
 
@@ -115,7 +115,7 @@ def load_policy(
     True
     """
     with everything() if trust else contextlib.nullcontext():
-        found = bundle.read(bundle_directory(directory) or Path(directory))
+        found = bundle.read(find_bundle(directory) or Path(directory))
         agent = load_agent(found)
     greedy = found.greedy if greedy is None else greedy
     with found.understood():
@@ -155,10 +155,10 @@ class DeployedPolicy:
             stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
         )
         self._time += 1
-        return executed(self._action[0], self.spaces.action)
+        return to_environment(self._action[0], self.spaces.action)
 
 
-def executed(action: np.ndarray, space: Space) -> Any:
+def to_environment(action: np.ndarray, space: Space) -> Any:
     """Convert an action of the agent to the environment's form."""
     if isinstance(space, Discrete):
         return int(action) + space.start

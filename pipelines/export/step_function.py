@@ -18,7 +18,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import KVCache, NoMemory
-from pipelines.nets.linear import folded
+from pipelines.nets.linear import fold
 from pipelines.nets.rnn import State
 
 TIME, WRITTEN, KEYS, VALUES, STATE = "time", "written", "keys", "values", "state"
@@ -36,7 +36,7 @@ class StepFunction(nn.Module):
 
     def __init__(self, agent: Agent, *, capacity: int) -> None:
         super().__init__()
-        self.agent = folded(copy.deepcopy(agent).eval().requires_grad_(False))
+        self.agent = fold(copy.deepcopy(agent).eval().requires_grad_(False))
         self.agent.target_heads = None
         self.spaces: Spaces = agent.spaces
         self._policy = self.agent.heads.policy

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.config.bundle_record import make_damage_error, read_record
+from pipelines.config.policy_files import make_damage_error, read_record
 from pipelines.errors import InputMissing
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import load_policy
@@ -67,7 +67,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
                     step = _step_of_weights(agent, record["context_length"], actors)
                 else:
                     forms.require(form, record, trust=trust)
-                    step = forms.opened(form, contents[forms.FILES[form]], record, actors)
+                    step = forms.open_form(form, contents[forms.FILES[form]], record, actors)
             except InputMissing as error:
                 # A bundle is not verified if its weights cannot be loaded.
                 if form == forms.WEIGHTS:

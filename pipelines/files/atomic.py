@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def storage_error(error: OSError, action: str) -> StageFailed:
-    """The error a user should see when the file system refused `action` ("write 'x'")."""
+    """Make the error a user should see when the file system refused `action` ("write 'x'")."""
     if error.errno in _FULL:
         return StageFailed(
             f"no space left on the disk: cannot {action}",
@@ -98,7 +99,7 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     """
     if isinstance(content, str):
         content = content.encode()
-    write = _writer_of(content) if isinstance(content, bytes) else content
+    write = content if callable(content) else operator.methodcaller("write", content)
     with explained(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = stage(path.parent, f".{path.name}", write, durable=durable)
@@ -110,10 +111,6 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
-
-
-def _writer_of(content: bytes) -> Callable[[BinaryIO], object]:
-    return lambda file: file.write(content)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -134,7 +131,9 @@ def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             for name, content in contents.items():
-                staged[directory / name] = stage(directory, f".{name}", _writer_of(content))
+                staged[directory / name] = stage(
+                    directory, f".{name}", lambda file, content=content: file.write(content)
+                )
             last = directory / list(contents)[-1]
             last.unlink(missing_ok=True)
             for target, source in staged.items():

@@ -19,7 +19,7 @@ class Form(BaseModel):
 
 
 def read_object(path: Path, form: type[Form] | None = None) -> dict[str, Any] | None:
-    """The JSON object in `path`; None if there is none that can be read, or that has fields of other types than
+    """Read the JSON object in `path`; None if there is none that can be read, or that has fields of other types than
     `form`.
     """
     try:
@@ -29,7 +29,7 @@ def read_object(path: Path, form: type[Form] | None = None) -> dict[str, Any] | 
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of `path`; lines that hold none are passed over."""
+    """Yield the JSON objects in the lines of `path`; lines that hold none are passed over."""
     try:
         lines = read_limited(path).splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_object(text: bytes, form: type[Form] | None = None) -> dict[str, Any] | None:
-    """The JSON object that `text` is; None if it is none, or has fields of other types than `form`."""
+    """Parse the JSON object that `text` is; None if it is none, or has fields of other types than `form`."""
     try:
         data = json.loads(text)
         if not isinstance(data, dict):
@@ -54,7 +54,7 @@ def parse_object(text: bytes, form: type[Form] | None = None) -> dict[str, Any] 
 
 
 def fits(data: Any, form: type[Form]) -> bool:
-    """Whether the fields of `data` are of the types of `form`."""
+    """Check whether the fields of `data` are of the types of `form`."""
     try:
         form.model_validate(data)
     except ValidationError:

@@ -1,5 +1,5 @@
-"""Advisory locks between the processes of a host: `locked` waits its turn; `exclusive` refuses, says who holds it, and
-leaves nothing where nothing else was made; `holder` says who holds one."""
+"""Advisory locks between the processes of a host: `hold_lock` waits its turn; `exclusive` refuses, says who holds it,
+and leaves nothing where nothing else was made; `holder` says who holds one."""
 
 from __future__ import annotations
 
@@ -42,25 +42,16 @@ def holder(file: Path) -> LockHolder | None:
             if found is None:
                 return None
             named = LockHolder(int(found[1]), found[2], found[3])
-            if named.host == socket.gethostname() and not _exists(named.pid):
-                return None
+            if named.host == socket.gethostname():
+                with contextlib.suppress(PermissionError):  # it exists, and is another user's
+                    os.kill(named.pid, 0)
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return named
-    except OSError:
+    except (OSError, OverflowError):  # ProcessLookupError is an OSError
         return None
     return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextmanager
@@ -89,7 +80,7 @@ def exclusive(file: Path, *, what: str) -> Iterator[None]:
 
 
 def _claim(file: Path, what: str) -> int:
-    """The descriptor of the locked file. One that its last holder removed meanwhile is opened again."""
+    """Lock the file and return its descriptor. One that its last holder removed meanwhile is opened again."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -59,7 +59,7 @@ def decoding(what: Path | str, *more: type[Exception], hint: str = "restore it f
 
 
 def reason(error: BaseException) -> str:
-    """What a decoder said, in one short line."""
+    """Put what a decoder said into one short line."""
     text = str(error).strip().strip("'\"").split("\n")[0].strip()
     if isinstance(error, KeyError):
         return f"it lacks '{text[:_LONGEST]}'"
@@ -88,7 +88,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_limited(path: Path | str, limit: int = RECORD_BYTES) -> bytes:
-    """The content of a regular file of at most `limit` bytes; OSError for any other."""
+    """Read a regular file of at most `limit` bytes; OSError for any other."""
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

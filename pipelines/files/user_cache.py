@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_home() -> Path:
-    """$AMAGO_CACHE, else `amago` in $XDG_CACHE_HOME, else in ~/.cache. It need not exist."""
+    """Find the folder: $AMAGO_CACHE, else `amago` in $XDG_CACHE_HOME, else in ~/.cache. It need not exist."""
     home = os.environ.get("AMAGO_CACHE")
     return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amago"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import open_regular, reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema

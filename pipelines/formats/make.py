@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import MALFORMED, decoding

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
@@ -63,7 +63,7 @@ class _DrawnRecord(Form):
 
 def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[dict[str, Any]]]:
     """Return the update asked for, the checkpoint whose record covers it, and the snapshots as of that update."""
-    known = numbers(directory.checkpoints)
+    known = list_checkpoints(directory.checkpoints)
     if not known:
         raise InputMissing(
             f"no checkpoint in '{directory.checkpoints}'", hint="lineage begins at a checkpoint: amago train"
@@ -138,7 +138,7 @@ class TrainingHistory:
             except (AmagoError, StopIteration, OSError):
                 continue
             if first is not None:
-                kept = [update for update in numbers(directory.checkpoints) if update >= first]
+                kept = [update for update in list_checkpoints(directory.checkpoints) if update >= first]
                 found.append({"run": str(directory.path), "first": first, "checkpoints": kept})
         return found
 
@@ -374,7 +374,7 @@ class _Walk:
                 note = f"its run is no longer at '{recorded_path}'" if recorded_path else ""
                 yield _BehaviourPolicy(policy_id=policy_id, run=recorded_path, versions=tuple(sorted(acted)), note=note)
                 continue
-            kept = set(numbers(found.checkpoints))
+            kept = set(list_checkpoints(found.checkpoints))
             origin, note = None, ""
             if found.path.resolve() in self.seen:
                 note = "its own lineage is shown above"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pipelines.config.cores import memory_bytes
-from pipelines.config.lakes import STORES, refuse_scheme
+from pipelines.config.host import find_memory
+from pipelines.config.places import STORES, refuse_scheme
 from pipelines.errors import InputMissing
 from pipelines.files import atomic
 from pipelines.files.checksums import checksum
@@ -252,7 +252,7 @@ class LocalStorage:
         """Do nothing: files are local."""
 
     def room(self) -> int | None:
-        return memory_bytes()
+        return find_memory()
 
     def forget(self, key: str) -> bool:
         return False

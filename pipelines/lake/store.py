@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipelines.config.places import hint, is_lake
+from pipelines.config.places import is_lake, suggest
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained, storage_error
@@ -314,7 +314,7 @@ def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
 def _refuse(place: Path | str) -> NoReturn:
     make = "make one with: amago collect --env ENV --lake DIR"
     if not is_remote(place):
-        make = hint(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
+        make = suggest(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
     raise InputMissing(f"no lake at '{place}'", hint=make)
 
 

@@ -17,7 +17,7 @@ from pipelines.envs.draws import SharedDraws
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import Memory
-from pipelines.nets.precision import DTYPES, autocast
+from pipelines.nets.compute import DTYPES, autocast
 from pipelines.nets.sequence import Stepper
 
 

@@ -36,11 +36,11 @@ from pipelines.learning.objectives import (
 )
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.nets import ranks
-from pipelines.nets.distributions import Categorical, action_entropy
+from pipelines.nets.actor import Categorical, action_entropy
 from pipelines.nets.features import features
 from pipelines.nets.norms import symlog
-from pipelines.nets.sequence import sequence_encoder
-from pipelines.nets.timestep import timestep_encoder
+from pipelines.nets.sequence import make_sequence_encoder
+from pipelines.nets.timestep import make_timestep_encoder
 
 Metrics = dict[str, Tensor]
 _CORRECTED = ("tree-backup", "retrace")  # traces that need the policy's probability of the dataset actions
@@ -66,8 +66,8 @@ class Agent(nn.Module):
         self.filter = advantage_filter(settings.filter)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            self.timestep = timestep_encoder(spaces, settings.timestep)
-            self.sequence = sequence_encoder(self.timestep.output_size, settings.sequence)
+            self.timestep = make_timestep_encoder(spaces, settings.timestep)
+            self.sequence = make_sequence_encoder(self.timestep.output_size, settings.sequence)
             state_size = self.sequence.output_size
             policy_size = state_size + _shown_size(spaces, settings.actor.columns)
             self.heads = heads(state_size, policy_size, spaces.action, self.gammas, settings, self.agent_type)

@@ -31,7 +31,7 @@ from pipelines.learning.batch import TensorBatch
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
 from pipelines.nets.norms import RunningNorm, is_finite
-from pipelines.nets.timestep import routes
+from pipelines.nets.timestep import choose_routes
 
 
 class AuxiliaryLoss(nn.Module):
@@ -95,7 +95,7 @@ class NextStep(nn.Module):
         if hidden < 1:
             raise UsageError(f"loss 'next-step': hidden {hidden} is less than 1")
         self.spaces = spaces
-        way = routes(spaces.observation, {})
+        way = choose_routes(spaces.observation, {})
         self.columns = {name: space for name, space in spaces.observation.items() if way[name] == "flat"}
         size = sum(space.flat_size for space in self.columns.values()) + 1
         self.norm = RunningNorm(size, rate, least_sigma=1e-3)

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from pipelines.config.bundle_record import RECORD, make_damage_error, read_record
+from pipelines.config.policy_files import RECORD, make_damage_error, read_record
 from pipelines.errors import InputMissing
 from pipelines.files.checksums import Mismatch, read_checked
 from pipelines.files.malformed import MALFORMED, UNREADABLE

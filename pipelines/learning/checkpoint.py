@@ -31,20 +31,19 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines import trust
-from pipelines.config.checkpoint_place import locate, numbers, read_target
-from pipelines.config.encoders import SequencePluginSettings
-from pipelines.config.launch import announced
-from pipelines.config.model import AgentSettings
+from pipelines.config.host import count_ranks
+from pipelines.config.model import AgentSettings, SequencePluginSettings
+from pipelines.config.policy_files import list_checkpoints, locate_checkpoint, read_link
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
-from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
+from pipelines.files.checksums import Mismatch, read_checked, read_sealed, seal
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.lineage import Data
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import bytes_of
-from pipelines.nets.outline import limit_parameters, outline, require_fit
+from pipelines.nets.init import limit_parameters, make_outline, require_fit
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
@@ -144,7 +143,7 @@ def save(
             files = dict(zip(_FILES, contents, strict=True))
             for name_of, content in files.items():
                 _write(temporary / name_of, content)
-            _write(temporary / "checkpoint.json", sealed(record, files))
+            _write(temporary / "checkpoint.json", seal(record, files))
             sync_directory(temporary)
             if final.exists():  # same update reached again after a resume: same content
                 _remove(final)
@@ -164,7 +163,7 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
     InputMissing if there is none; IntegrityError if one of its files was changed or damaged, naming the newest intact
     one.
     """
-    path = locate(directory, which)
+    path = locate_checkpoint(directory, which)
     try:
         record = _read_record(path)
         weights, average = (load_tensors(read_checked(path, name, record)) for name in _FILES[:2])
@@ -181,7 +180,9 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: Exception) -> IntegrityError:
-    good = next((number for number in reversed(numbers(path.parent)) if _is_good(path.parent / f"{number:06d}")), None)
+    good = next(
+        (number for number in reversed(list_checkpoints(path.parent)) if _is_good(path.parent / f"{number:06d}")), None
+    )
     hint = "no checkpoint of the run is intact: restore one from a copy, or train again with --fresh"
     if good is not None:
         hint = (
@@ -216,8 +217,8 @@ def _point(link: Path, name: str) -> None:
 
 
 def _prune(directory: Path, keep: int) -> None:
-    protected = read_target(directory / "best")
-    for number in numbers(directory)[:-keep]:
+    protected = read_link(directory / "best")
+    for number in list_checkpoints(directory)[:-keep]:
         name = f"{number:06d}"
         if name != protected:
             _remove(directory / name)
@@ -284,7 +285,7 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
 
         # Modules of a plug-in may need values while they are built; its author is trusted.
         if _is_built_in(settings):
-            fitting = outline(make, weights)
+            fitting = make_outline(make, weights)
             require_fit(fitting, weights)
             _require_memory(fitting, checkpoint.record["context_length"])
         with limit_parameters(weights):
@@ -312,7 +313,7 @@ def resolve_device(name: str) -> torch.device:
     for a CUDA device that is not there, UsageError for nonsense."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and announced() > 1:
+    if name == "cuda" and count_ranks() > 1:
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)

@@ -16,7 +16,7 @@ from pipelines.errors import UsageError
 from pipelines.learning.agent import Agent, rank_actions
 from pipelines.learning.batch import TensorBatch
 from pipelines.learning.heads import ExactHeads
-from pipelines.nets.activation import ACTIVATIONS
+from pipelines.nets.linear import ACTIVATIONS
 from pipelines.nets.sequence import SequenceEncoder
 from pipelines.nets.timestep import TimestepEncoder
 

@@ -24,11 +24,9 @@ from pipelines.learning.objectives import (
     reduce_both,
     squared_error,
 )
-from pipelines.nets.actor import Actor
-from pipelines.nets.critic import ActionInput, ActionValues
-from pipelines.nets.distributions import Categorical, Policy, distribution
+from pipelines.nets.actor import Actor, Categorical, Policy, make_distribution
+from pipelines.nets.critic import ActionInput, ActionValues, TwoHot
 from pipelines.nets.features import features
-from pipelines.nets.readout import TwoHot
 
 
 class Heads(nn.Module):
@@ -247,7 +245,7 @@ def heads(
     state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, type: AgentType
 ) -> Heads:
     """Construct the heads for an action space and an agent type; the policy head may have more inputs than a state."""
-    policy = distribution(space, settings.actor)
+    policy = make_distribution(space, settings.actor)
     if type.critic is None:
         return Heads(policy_size, policy, len(gammas), settings)
     if isinstance(policy, Categorical) and type.table and type.critic == "scalar":

@@ -23,8 +23,8 @@ from pipelines.config.model import FILTERS, AgentSettings, FilterSettings
 from pipelines.errors import UsageError
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.batch import StepIndex
-from pipelines.nets.distributions import Policy
-from pipelines.nets.readout import TwoHot
+from pipelines.nets.actor import Policy
+from pipelines.nets.critic import TwoHot
 from pipelines.nets.scan import recur_back
 
 Reduction = Literal["min", "mean"]

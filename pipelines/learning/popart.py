@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
-from pipelines.nets.kept import Kept
+from pipelines.nets.compute import Kept
 from pipelines.nets.norms import is_finite
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files import atomic
-from pipelines.files.checksums import Mismatch, checksum, parse_sealed, sealed
+from pipelines.files.checksums import Mismatch, checksum, parse_sealed, seal
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import UNREADABLE, reason
 from pipelines.lake.storage import Storage, is_remote
@@ -79,7 +79,7 @@ class PolicyWriter:
             self._kept = sorted(file.removesuffix(".json") for file in listed if re.fullmatch(r"\d{6,}\.json", file))
         weights = stored(checkpoint.acting)
         record = {key: checkpoint.record[key] for key in _RECORDED if key in checkpoint.record}
-        content = sealed(record | {"run": self._run}, {f"{name}.safetensors": weights})
+        content = seal(record | {"run": self._run}, {f"{name}.safetensors": weights})
         pointer = {"update": checkpoint.update, "run": folder_name(self._run), "time": time.time()}
         found = storage.find(f"{self._folder}/{_LATEST}")
         storage.create_folders()
@@ -90,7 +90,7 @@ class PolicyWriter:
             staged.unlink(missing_ok=True)
         storage.write(f"{self._folder}/{name}.json", content)
         storage.swap(
-            f"{self._folder}/{_LATEST}", sealed(pointer, {f"{name}.json": content}), None if found is None else found[1]
+            f"{self._folder}/{_LATEST}", seal(pointer, {f"{name}.json": content}), None if found is None else found[1]
         )
         self._kept = [*(each for each in self._kept if each != name), name]
         if old := self._kept[:-KEPT]:

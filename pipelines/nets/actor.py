@@ -1,14 +1,31 @@
-"""The policy head: parameters of one action distribution per discount. G discounts, P parameters, D width."""
+"""Policies: the head that outputs parameters of one action distribution per discount, and these distributions, as pure
+functions of parameters and of uniform noise.
+
+An action has two forms: stored (as in the lake) and features (float32, the input of critics and encoders). `sample`
+returns features with gradient to `params`: reparametrised for Box, straight-through (of the probabilities, or of
+Gumbel-softmax) for choices and bits. `legal` (bool, one for each choice or bit, broadcastable to the probabilities; Box
+ignores it): an illegal choice, or a bit that must not be set, has probability exactly 0, whatever the floor; where
+nothing is legal, everything is. Box actions are in [-1, 1].
+
+G discounts, D width, P outputs per distribution, F features, M modes, Z uniforms per sample; leading dimensions are
+free.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import Activation
-from pipelines.config.model import ActorSettings
+from pipelines.config.model import Activation, ActorSettings
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, make_grid
 from pipelines.nets import init
+from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
 
 
@@ -42,13 +59,529 @@ class Actor(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., G, P)."""
-        return _full(self.net(h)).unflatten(-1, (self.num_discounts, self.num_params))
+        out = self.net(h)
+        out = out.to(torch.promote_types(out.dtype, torch.float32))
+        return out.unflatten(-1, (self.num_discounts, self.num_params))
 
     def acting(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., P) with the acting discount's head alone."""
         last, first = self.net.last, (self.num_discounts - 1) * self.num_params
-        return _full(F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:]))
+        out = F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:])
+        return out.to(torch.promote_types(out.dtype, torch.float32))
 
 
-def _full(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+def to_normal(uniform: Tensor) -> Tensor:
+    """Map uniforms to standard normal numbers by the inverse distribution function."""
+    inside = (2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6)
+    return math.sqrt(2) * (invert_erf(inside) if torch.compiler.is_exporting() else torch.erfinv(inside))
+
+
+# Coefficients of Giles 2010, "Approximating the erfinv function", table 5 (single precision), highest power first.
+_CENTRE = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+_TAILS = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def invert_erf(x: Tensor) -> Tensor:
+    """Compute the inverse of the error function in operators that any runtime has, with an error of about 1e-6."""
+    w = -torch.log((1 - x) * (1 + x))
+    return x * torch.where(w < 5, _evaluate(_CENTRE, w - 2.5), _evaluate(_TAILS, w.clamp_min(5).sqrt() - 3))
+
+
+def _evaluate(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    value = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
+
+
+def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return -0.5 * ((inner - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TAU
+
+
+def _log_slope(inner: Tensor) -> Tensor:
+    """Compute log(1 - tanh(inner)^2)."""
+    return 2 * (math.log(2) - inner - F.softplus(-2 * inner))
+
+
+class _BoxPolicy:
+    hard = False
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        self.shape, self.size = space.shape, space.flat_size
+        self.clip = settings.action_clip
+        self.low, self.high = settings.min_log_std, settings.max_log_std
+
+    def _flat(self, action: Tensor) -> Tensor:
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return flat.clamp(-self.clip, self.clip)
+
+    def _log_std(self, raw: Tensor) -> Tensor:
+        return self.low + 0.5 * (self.high - self.low) * (raw.tanh() + 1)
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
+
+
+# Gauss-Hermite quadrature of five nodes for an expectation over standard normal numbers: nodes and weights.
+_NODES = (0.0, 1.3556261799742659, -1.3556261799742659, 2.8569700138728056, -2.8569700138728056)
+_WEIGHTS = (0.5333333333333333, 0.2220759220056126, 0.2220759220056126, 0.0112574113277207, 0.0112574113277207)
+
+
+def _mean_log_slope(mean: Tensor, std: Tensor) -> Tensor:
+    """Compute the mean of log(1 - tanh(x)^2) over x ~ N(mean, std^2) by quadrature: a gradient without the noise of a
+    draw. Off by less than .01 up to a deviation of 1, by about .5 at 4."""
+    weighted = zip(_NODES, _WEIGHTS, strict=True)
+    return torch.stack([weight * _log_slope(mean + node * std) for node, weight in weighted]).sum(0)
+
+
+class TanhGaussian(_BoxPolicy):
+    """tanh of a Gaussian with a bounded deviation. `entropy` is the one before tanh, `action_entropy` the one after:
+    before tanh, a policy that always takes a bound of the range could have any entropy."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.noise_size = space.flat_size
+        self.num_params = 2 * space.flat_size
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = params.chunk(2, -1)
+        return mean, self._log_std(raw)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        mean, log_std = self._split(params)
+        inner = self._flat(action).atanh()
+        return (_log_normal(inner, mean, log_std) - _log_slope(inner)).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        mean, log_std = self._split(params)
+        return (mean + log_std.exp() * to_normal(noise)).tanh()
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return params.chunk(2, -1)[0].tanh()
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
+
+    def action_entropy(self, params: Tensor) -> Tensor:
+        """Compute the entropy (...,) of actions."""
+        mean, log_std = self._split(params)
+        return (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
+
+
+class GaussianMixture(_BoxPolicy):
+    """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
+    of its mode. Both entropies are upper bounds: that of the choice plus the mean of the modes'."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.modes = settings.modes
+        self.noise_size = space.flat_size + 1
+        self.num_params = self.modes * (2 * space.flat_size + 1)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split into log-weights (..., M), means and log-deviations (..., M, F)."""
+        logits, rest = params.split((self.modes, 2 * self.modes * self.size), -1)
+        mean, raw = rest.unflatten(-1, (self.modes, 2 * self.size)).chunk(2, -1)
+        return logits.log_softmax(-1), mean, self._log_std(raw)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, log_std = self._split(params)
+        inner = self._flat(action).atanh()
+        by_mode = _log_normal(inner[..., None, :], mean, log_std).sum(-1)
+        return (log_weight + by_mode).logsumexp(-1) - _log_slope(inner).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, log_std = self._split(params)
+        weight = log_weight.exp()
+        below = weight.detach().cumsum(-1) <= noise[..., :1]
+        index = below.sum(-1, keepdim=True).clamp_max(self.modes - 1)
+        hard = torch.zeros_like(weight.expand(below.shape)).scatter(-1, index, 1.0)
+        share = hard + (weight - weight.detach())
+        inner = mean + log_std.exp() * to_normal(noise[..., None, 1:])
+        return (share[..., None] * inner).sum(-2).tanh()
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, _ = self._split(params)
+        index = log_weight.argmax(-1)[..., None, None].expand(*mean.shape[:-2], 1, self.size)
+        return mean.gather(-2, index)[..., 0, :].tanh()
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, _, log_std = self._split(params)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU).sum(-1)
+        return (log_weight.exp() * (inside - log_weight)).sum(-1)
+
+    def action_entropy(self, params: Tensor) -> Tensor:
+        """Compute the upper bound (...,) of the entropy of actions."""
+        log_weight, mean, log_std = self._split(params)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
+        return (log_weight.exp() * (inside - log_weight)).sum(-1)
+
+
+_EVEN = 1e-6  # far too small to change which action is more likely
+_INSIDE = 1e-6, 1 - 1e-6  # what a draw is clamped to
+_TRIES = 6  # each fails with probability below .05 for shapes above 1
+
+
+class BetaPolicy(_BoxPolicy):
+    """A Beta distribution on each axis, stretched to [-1, 1]; both shapes are above 1, so that it is unimodal (Chou et
+    al. 2017). Samples are differentiable by implicit reparametrisation (arXiv 1805.08498)."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.num_params = 2 * space.flat_size
+        self.noise_size = 2 * 2 * _TRIES * space.flat_size
+
+    def _split(self, params: Tensor) -> Tensor:
+        """Return both shapes (..., 2, F)."""
+        return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        a, b = self._split(params).unbind(-2)
+        x = 0.5 * (self._flat(action) + 1)
+        beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        return ((a - 1) * x.log() + (b - 1) * (-x).log1p() - beta - math.log(2)).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        shapes = self._split(params)
+        uniform = noise.unflatten(-1, (2, self.size, 2 * _TRIES))
+        shapes = shapes.expand(uniform.shape[:-1])
+        drawn = draw_gamma(shapes.detach(), uniform)
+        x = drawn[..., 0, :] / drawn.sum(-2)
+        if torch.compiler.is_exporting():
+            return 2 * x.clamp(*_INSIDE) - 1
+        draw: Any = _BetaDraw.apply
+        return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the most probable action; the middle where the distribution is uniform (both shapes 1)."""
+        a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
+        return 2 * a / (a + b) - 1
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        a, b = self._split(params).unbind(-2)
+        beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        inside = beta - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
+        return (inside + math.log(2)).sum(-1)
+
+
+def draw_gamma(shape: Tensor, uniform: Tensor) -> Tensor:
+    """Draw gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from (..., 2 tries) uniforms;
+    the last try is always accepted."""
+    tries = uniform.shape[-1] // 2
+    d = shape[..., None] - 1 / 3
+    x = to_normal(uniform[..., :tries])
+    v = (1 + x / (9 * d).sqrt()).pow(3)
+    u = uniform[..., tries:].clamp_min(1e-12)
+    good = (v > 0) & (u.log() < 0.5 * x.square() + d - d * v + d * v.clamp_min(1e-12).log())
+    index = torch.cat((good[..., :-1], torch.ones_like(good[..., :1])), -1).byte().argmax(-1, keepdim=True)
+    return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
+
+
+class _BetaDraw(torch.autograd.Function):
+    """Draw x ~ Beta(a, b), with dx/da and dx/db."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        x = x.clamp(*_INSIDE)
+        ctx.save_for_backward(x, a, b)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, a, b = ctx.saved_tensors
+        total = a + b
+        by_a = torch._dirichlet_grad(x, a, total) * (1 - x)
+        by_b = -torch._dirichlet_grad(1 - x, b, total) * x
+        return None, grads[0] * by_a, grads[0] * by_b
+
+
+_TINY = 1e-12
+
+
+class Distribution(Protocol):
+    """A family of action distributions, over parameters that a linear layer outputs."""
+
+    num_params: int
+    noise_size: int
+    hard: bool
+    """Whether samples are choices, of which some may be drawn twice."""
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Map (..., P) and a stored action to its log-probability (...,)."""
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Map (..., P) and uniforms (..., Z) to features (..., F)."""
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the most probable action's features (..., F)."""
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the entropy (...,) in nats; for Box see each distribution."""
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        """Convert features to stored form."""
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Compute torch's softmax over the last dimension, but several times faster where that dimension is small."""
+    weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
+    """Return floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
+
+    Mixed, not clamped: a clamp has zero gradient, so a policy that is confident and wrong would stay so.
+    """
+    if legal is None:
+        return floor + (1 - probs.shape[-1] * floor) * probs
+    return (floor + (1 - legal.sum(-1, keepdim=True) * floor) * probs) * legal
+
+
+def pick(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw an index by inverse transform sampling: (..., A), (...,) -> (...,) int64; never one of probability 0."""
+    cumulated = probs.cumsum(-1)
+    index = (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1)
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # guard against rounding
+    return torch.minimum(index, last)
+
+
+def draw_gumbel(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    """Return soft choices (..., A) whose maximum is a sample (Jang et al. 2017, arXiv 1611.01144)."""
+    noise = -(-uniform.clamp(_TINY, 1 - 1e-7).log()).log()
+    return softmax((log_probs + noise) / temperature)
+
+
+def _allow_some(legal: Tensor) -> Tensor:
+    """Make everything legal where nothing is."""
+    return legal | ~legal.any(-1, keepdim=True)
+
+
+class Categorical:
+    """One choice of n, with a floor mixed into the probabilities, at most a tenth in total."""
+
+    hard = True
+
+    def __init__(self, space: Discrete, settings: ActorSettings) -> None:
+        self.space, self.num_params = space, space.n
+        self.temperature = settings.gumbel_temperature if settings.gumbel else None
+        self.noise_size = space.n if settings.gumbel else 1
+        self.floor = min(settings.probability_floor, 0.1 / space.n)
+
+    def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return probabilities (..., n)."""
+        if legal is not None:
+            legal = _allow_some(legal)
+            params = params.masked_fill(~legal, -torch.inf)
+        return mix_floor(softmax(params), self.floor, legal)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        return log_prob_of(self.probs(params, legal), action)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        if self.temperature is None:
+            soft, index = probs, pick(probs.detach(), noise[..., 0])
+        else:
+            log_probs = probs.clamp_min(_TINY).log().masked_fill(probs == 0, -torch.inf)
+            soft = draw_gumbel(log_probs, noise, self.temperature)
+            index = soft.argmax(-1)
+        hard = features(index, self.space)
+        return hard + (soft - soft.detach()) if soft.requires_grad else hard
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return features(self.most_likely(params, legal), self.space)
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return entropy(self.probs(params, legal))
+
+    def max_entropy(self, legal: Tensor | None = None) -> Tensor | float:
+        """Compute the entropy (...,) of a uniform choice among the legal ones; infinite where a single one is legal, so
+        that an entropy's share of it is 0."""
+        if legal is None:
+            return math.log(self.space.n)
+        count = _allow_some(legal).sum(-1).float()
+        return torch.where(count > 1, count.log(), torch.inf)
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        return features.argmax(-1).int()
+
+    def index(self, action: Tensor) -> Tensor:
+        """Return the numbers (...,) int64 of the choices that stored actions are."""
+        return action.long()
+
+    def most_likely(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the number (...,) int64 of the most probable choice."""
+        if legal is not None:
+            params = params.masked_fill(~_allow_some(legal), -torch.inf)
+        return params.argmax(-1)
+
+
+class GridChoice(Categorical):
+    """A choice among the points of a grid over a Box. Its features and stored form are those of the Box; a stored
+    action between points counts as the nearest one.
+
+    Critics have a value of every choice: the gradient of the policy has no noise of sampled actions, and traces are cut
+    by the probability of the action that was taken. Where a few values of each dimension are enough, as for most motors
+    (Seyde et al. 2021, arXiv 2111.02552), this learns sooner than a density over the box.
+    """
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        grid = torch.from_numpy(make_grid(space, settings.grid_points))
+        super().__init__(Discrete(n=len(grid)), settings)
+        self.shape, self.points = space.shape, settings.grid_points
+        self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
+
+    def _points(self, chosen: Tensor) -> Tensor:
+        """Return the features (..., F) of choices in one-hot form (..., A)."""
+        if chosen.device not in self._grids:
+            self._grids[chosen.device] = self._grids[torch.device("cpu")].to(chosen.device)
+        return chosen @ self._grids[chosen.device].to(chosen.dtype)
+
+    def index(self, action: Tensor) -> Tensor:
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        nearest = ((flat.clamp(-1, 1) + 1) * (0.5 * (self.points - 1))).round().long()
+        number, *rest = nearest.unbind(-1)
+        for digit in rest:
+            number = number * self.points + digit
+        return number
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        return super().log_prob(params, self.index(action), legal)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        return self._points(super().sample(params, noise, legal))
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return self._points(super().mode(params, legal))
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
+
+
+def log_prob_of(probs: Tensor, action: Tensor) -> Tensor:
+    """Gather log-probabilities: (..., A), (...,) -> (...,). An impossible choice counts as improbable and has no
+    gradient."""
+    return probs.gather(-1, action.long()[..., None])[..., 0].clamp_min(_TINY).log()
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Compute the entropy of choices (..., A) -> (...,)."""
+    return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
+
+
+class _Categoricals:
+    """A choice at each of k places, independent given the state; log-probabilities add up."""
+
+    hard = True
+
+    def __init__(self, space: MultiDiscrete, settings: ActorSettings) -> None:
+        self.sizes = list(space.nvec)
+        self.parts = [Categorical(Discrete(n=n), settings) for n in space.nvec]
+        self.num_params = sum(self.sizes)
+        self._noise = [part.noise_size for part in self.parts]
+        self.noise_size = sum(self._noise)
+
+    def _legal(self, legal: Tensor | None) -> list[Tensor | None]:
+        return [None] * len(self.parts) if legal is None else list(legal.split(self.sizes, -1))
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), action.unbind(-1), self._legal(legal), strict=True)
+        return torch.stack([part.log_prob(p, a, mask) for part, p, a, mask in places]).sum(0)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        split = params.split(self.sizes, -1), noise.split(self._noise, -1), self._legal(legal)
+        return torch.cat([part.sample(p, u, mask) for part, p, u, mask in zip(self.parts, *split, strict=True)], -1)
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
+        return torch.cat([part.mode(p, mask) for part, p, mask in places], -1)
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
+        return torch.stack([part.entropy(p, mask) for part, p, mask in places]).sum(0)
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
+
+
+class Bernoulli:
+    """n independent bits; the log-probability is the mean over bits, so that its scale does not grow with n."""
+
+    hard = True
+
+    def __init__(self, space: MultiBinary, settings: ActorSettings) -> None:
+        self.num_params = self.noise_size = space.n
+        self.temperature = settings.gumbel_temperature if settings.gumbel else None
+        self.floor = settings.bit_probability_floor
+
+    def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the probability that each bit is set."""
+        probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
+        return probs if legal is None else probs * legal
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        return torch.where(action.bool(), probs, 1 - probs).clamp_min(_TINY).log().mean(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        hard = (noise < probs).float()
+        if not probs.requires_grad:
+            return hard
+        soft = probs
+        if self.temperature is not None:  # the binary case: a logistic threshold instead of two Gumbel draws
+            odds = probs.clamp(_TINY, 1 - 1e-7).logit() - noise.clamp(_TINY, 1 - 1e-7).logit()
+            soft = (odds / self.temperature).sigmoid()
+        return hard + (soft - soft.detach())
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        bits = params > 0
+        return (bits if legal is None else bits & legal).float()
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        return entropy(torch.stack((probs, 1 - probs), -1)).sum(-1)
+
+    def to_stored(self, features: Tensor) -> Tensor:
+        return (features > 0.5).to(torch.uint8)
+
+
+Policy = Categorical | _Categoricals | Bernoulli | TanhGaussian | BetaPolicy | GaussianMixture
+_BOX: dict[str, Callable[[Box, ActorSettings], TanhGaussian | BetaPolicy | GaussianMixture | GridChoice]] = {
+    "tanh-gaussian": TanhGaussian,
+    "beta": BetaPolicy,
+    "gaussian-mixture": GaussianMixture,
+    "grid": GridChoice,
+}
+
+
+def action_entropy(policy: Policy, params: Tensor, legal: Tensor | None = None) -> Tensor:
+    """Compute the entropy (...,) of a policy's actions, which a bonus raises. For Gaussians it costs several times as
+    much as `entropy`, which is the one before tanh."""
+    if isinstance(policy, TanhGaussian | GaussianMixture):
+        return policy.action_entropy(params)
+    return policy.entropy(params, legal)
+
+
+def make_distribution(space: Space, settings: ActorSettings) -> Policy:
+    """Make the distribution for an action space; for Box, the one that the settings name."""
+    match space:
+        case Discrete():
+            return Categorical(space, settings)
+        case MultiDiscrete():
+            return _Categoricals(space, settings)
+        case MultiBinary():
+            return Bernoulli(space, settings)
+    if not isinstance(space, Box):
+        raise UsageError(f"{type(space).__name__} is not a supported action space")
+    return _BOX[settings.distribution](space, settings)

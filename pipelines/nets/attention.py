@@ -1,14 +1,15 @@
 """Causal attention behind two functions: `attend` over whole windows, `attend_cached` for one new token per actor.
 
 Padding is on the right, so causality alone hides it from valid tokens. A backend takes (q, k, v, window, packing), the
-first three (B, H, T, Dh), and returns (B, H, T, Dh); `dense` is the reference for all others. `obstacle` says which
-backends can be used where, `choose` which is fastest.
+first three (B, H, T, Dh), and returns (B, H, T, Dh); `dense` is the reference for all others. `find_obstacle` says
+which backends can be used where, `choose` which is fastest.
 
 B batch (or rows of packed windows), H heads, T time, S cache slots, Dh head size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -19,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from pipelines.nets import flex
-from pipelines.nets.constant import constant
+from pipelines.nets.compute import mark_constant
 from pipelines.nets.packing import Packing
 
 
@@ -45,11 +46,12 @@ class AttentionWindow:
 
 _Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
+_FLEX_HEAD = 16  # minimum head size of FlexAttention's kernels
 _MOST_HEAD = 256  # head size that flash-attn and torch's varlen kernel support
 KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
 
 
-def _keeping(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
+def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
     """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
     program always makes its own."""
     kept = size <= KEPT and not torch.compiler.is_compiling()
@@ -61,50 +63,50 @@ def _kept(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return make(*arguments)
 
 
-def _visible(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
+def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
     """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
     key = torch.arange(length, device=device)
     query = key[:, None]
     return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
 
 
-def mask(length: int, window: AttentionWindow, packing: Packing | None, device: torch.device) -> Tensor:
-    """Return which keys each query sees, bool: of a single context (T, T), or within each document of packed rows (R,
-    1, W, W)."""
+def make_mask(length: int, window: AttentionWindow, packing: Packing | None, device: torch.device) -> Tensor:
+    """Make the mask of the keys that each query sees, bool: of a single context (T, T), or within each document of
+    packed rows (R, 1, W, W)."""
     if packing is None:
-        return _keeping(_visible, length * length, length, window.size, window.sink, device)
-    return packing.keep((window.size, window.sink), lambda: _documents(window, packing))
+        return _keep(_make_causal, length * length, length, window.size, window.sink, device)
 
+    def make() -> Tensor:
+        document, index = packing.document_RW, packing.age_RW
+        place = torch.arange(packing.width, device=document.device)
+        age = place[:, None] - place
+        seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
+        if window.size is not None:
+            seen &= (age < window.size) | (index < window.sink)[:, None, :]
+        return seen[:, None]
 
-def _documents(window: AttentionWindow, packing: Packing) -> Tensor:
-    document, index = packing.document_RW, packing.age_RW
-    place = torch.arange(packing.width, device=document.device)
-    age = place[:, None] - place
-    seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
-    if window.size is not None:
-        seen &= (age < window.size) | (index < window.sink)[:, None, :]
-    return seen[:, None]
+    return packing.keep((window.size, window.sink), make)
 
 
 def dense(
     q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None
 ) -> Tensor:
     """Compute attention by its definition."""
-    return F.dropout(weights(q_BHTD, k_BHTD, window, packing).to(v_BHTD.dtype), window.dropout) @ v_BHTD
+    return F.dropout(compute_weights(q_BHTD, k_BHTD, window, packing).to(v_BHTD.dtype), window.dropout) @ v_BHTD
 
 
-def weights(q_BHTD: Tensor, k_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None) -> Tensor:
+def compute_weights(q_BHTD: Tensor, k_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None) -> Tensor:
     """Compute attention weights (B, H, T, T) before dropout, in float32 or better."""
-    scores = _wide(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
-    seen = mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
-    return _capped(scores, window.logit_clip).masked_fill(~seen, -math.inf).softmax(-1)
+    scores = _widen(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
+    seen = make_mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
+    return _clip(scores, window.logit_clip).masked_fill(~seen, -math.inf).softmax(-1)
 
 
-def _wide(scores: Tensor) -> Tensor:
+def _widen(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in HALF else scores
 
 
-def _capped(scores: Tensor, cap: float | None) -> Tensor:
+def _clip(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else cap * (scores / cap).tanh()
 
 
@@ -112,7 +114,7 @@ def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow
     """Compute torch's fused attention: memory linear in T unless a window or packing requires a mask."""
     if window.size is None and packing is None:
         return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=window.dropout, is_causal=True)
-    seen = mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
+    seen = make_mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
     return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen, dropout_p=window.dropout)
 
 
@@ -133,7 +135,7 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
         first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
         return torch.cat((first, before, x), 3)
 
-    seen = _keeping(_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
+    seen = _keep(_make_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=window.dropout)
@@ -141,7 +143,7 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
     return out[:, :, :length]
 
 
-def _band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
+def _make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
     """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
     sink = min(sink, blocks * w)
     query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
@@ -167,8 +169,8 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindo
         out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
         return out.transpose(1, 2)
     longest, ends = packing.width, packing.cumulative
-    parts = (_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
-    return _rows(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
+    parts = (pack_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
+    return unpack_tokens(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
 
 
 def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
@@ -179,43 +181,86 @@ def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
     left = -1 if window.size is None else window.size - 1
     longest, ends, size = packing.width, packing.cumulative, q_BHTD.shape[-1]
     q_NHD, k_NHD, v_NHD = (
-        F.pad(_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD)
+        F.pad(pack_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD)
     )  # the kernel needs multiples of 8
     out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, scale=size**-0.5, window_size=(left, 0))
     assert isinstance(out_NHD, Tensor)
-    return _rows(out_NHD[..., :size], packing)
+    return unpack_tokens(out_NHD[..., :size], packing)
 
 
-def _tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
+def pack_tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
     """Map (R, H, W, Dh) to (N, H, Dh): document after document, without empty places."""
     return x_BHTD.transpose(1, 2).flatten(0, 1).index_select(0, packing.tokens_N)
 
 
-def _rows(x_NHD: Tensor, packing: Packing) -> Tensor:
+def unpack_tokens(x_NHD: Tensor, packing: Packing) -> Tensor:
     rows, width = packing.document_RW.shape
     out = x_NHD.new_zeros(rows * width, *x_NHD.shape[1:]).index_copy(0, packing.tokens_N, x_NHD)
     return out.unflatten(0, (rows, width)).transpose(1, 2)
 
 
-def _flexible(
-    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None
-) -> Tensor:
-    """Compute FlexAttention: every mask and the logit clip in one kernel, compiled on CUDA."""
-    out: Tensor = flex.attention(q_BHTD, k_BHTD, v_BHTD, window, packing)
+def flex(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
+    """Compute FlexAttention: masks and the logit clip as functions of indices, in one kernel, compiled on CUDA."""
+    length, device = q_BHTD.shape[2], q_BHTD.device
+
+    def make() -> BlockMask:
+        assert packing is not None
+        document, age, size, sink = packing.document_RW, packing.age_RW, window.size, window.sink
+
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            together = (document[b, i] == document[b, j]) & (i >= j)
+            return together if size is None else together & ((i - j < size) | (age[b, j] < sink))
+
+        rows, width = document.shape
+        return create_block_mask(seen, rows, None, width, width, device=device)
+
+    if packing is None:
+        mask = _make_causal_blocks(length, window.size, window.sink, device)
+    else:
+        mask = packing.keep(("flex", window.size, window.sink), make)
+    run = _compile_flex() if device.type == "cuda" else flex_attention
+    size = q_BHTD.shape[-1]
+    q, k, v = (F.pad(x, (0, max(0, _FLEX_HEAD - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
+    out: Tensor = run(q, k, v, score_mod=_make_clip(window.logit_clip), block_mask=mask, scale=size**-0.5)[..., :size]
     return out
+
+
+@functools.cache
+def _compile_flex() -> Any:
+    return torch.compile(flex_attention)  # lengths become dynamic once they vary: no kernel per length
+
+
+@functools.cache
+def _make_clip(cap: float | None) -> Callable[..., Tensor] | None:
+    """Make the modification of scores, the same function for the same `cap`: another one would be compiled anew."""
+    if cap is None:
+        return None
+
+    def clip(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return clip
+
+
+@functools.lru_cache(maxsize=16)
+def _make_causal_blocks(length: int, size: int | None, sink: int, device: torch.device) -> BlockMask:
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) if size is None else (i >= j) & ((i - j < size) | (j < sink))
+
+    return create_block_mask(seen, None, None, length, length, device=device)
 
 
 BACKENDS: dict[str, _Backend] = {
     "dense": dense,
     "sdpa": sdpa,
     "banded": banded,
-    "flex": _flexible,
+    "flex": flex,
     "flash": flash,
     "varlen": varlen,
 }
 
 
-def obstacle(
+def find_obstacle(
     name: str,
     device: torch.device,
     dtype: torch.dtype,
@@ -224,7 +269,7 @@ def obstacle(
     packed: bool = False,
     head: int = 64,
 ) -> str | None:
-    """Return why backend `name` cannot be used for this, with heads of size `head`, or None if it can."""
+    """Find out why backend `name` cannot be used for this, with heads of size `head`, or None if it can."""
     half = dtype in HALF
     if name in ("flash", "varlen", "flex") and device.type != "cuda":
         return "needs CUDA to be fast" if name == "flex" else "needs CUDA"
@@ -251,16 +296,16 @@ def obstacle(
     return None
 
 
-def here(device: torch.device) -> dict[str, str | None]:
-    """Return why each backend can never be used on `device`; None: it can."""
+def list_obstacles(device: torch.device) -> dict[str, str | None]:
+    """List why each backend can never be used on `device`; None: it can."""
     best = {"banded": AttentionWindow(size=1)}
     return {
-        name: obstacle(name, device, torch.bfloat16, best.get(name, AttentionWindow()), packed=name == "varlen")
+        name: find_obstacle(name, device, torch.bfloat16, best.get(name, AttentionWindow()), packed=name == "varlen")
         for name in BACKENDS
     }
 
 
-@constant
+@mark_constant
 def lacks(name: str) -> str | None:
     """Return what CUDA backend `name` needs and this installation lacks; None: nothing. Constant for a compiler."""
     return _lacks(name)
@@ -273,7 +318,14 @@ def _lacks(name: str) -> str | None:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
         return "needs a GPU of the Ampere generation, or later"
     if name == "varlen":
-        return None if _has_varlen() else "this torch has no torch.nn.attention.varlen with windows"
+        has_windows = False
+        if find_spec("torch.nn.attention.varlen") is not None:
+            import inspect
+
+            from torch.nn.attention.varlen import varlen_attn
+
+            has_windows = {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
+        return None if has_windows else "this torch has no torch.nn.attention.varlen with windows"
     if find_spec("flash_attn") is None:
         return 'flash-attn is not installed (pip install "amago[flash]")'
     try:
@@ -283,22 +335,12 @@ def _lacks(name: str) -> str | None:
     return None
 
 
-def _has_varlen() -> bool:
-    if find_spec("torch.nn.attention.varlen") is None:
-        return False
-    import inspect
-
-    from torch.nn.attention.varlen import varlen_attn
-
-    return {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
-
-
 def choose(
     name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, length: int,
     packed: bool = False, head: int = 64,
 ) -> str:  # fmt: skip
     """Choose a backend: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
-    if name != "auto" and obstacle(name, device, dtype, window, packed=packed, head=head) is None:
+    if name != "auto" and find_obstacle(name, device, dtype, window, packed=packed, head=head) is None:
         return name
     wishes = ["flash", "varlen"]
     if window.size is not None and window.size * 4 <= length:
@@ -306,7 +348,7 @@ def choose(
     if window.logit_clip is not None:
         wishes += ["flex"]
     wishes += ["sdpa", "dense"]
-    return next(wish for wish in wishes if obstacle(wish, device, dtype, window, packed=packed, head=head) is None)
+    return next(wish for wish in wishes if find_obstacle(wish, device, dtype, window, packed=packed, head=head) is None)
 
 
 def attend(
@@ -322,20 +364,17 @@ def attend(
     length, device = q_BHTD.shape[2], q_BHTD.device
     window = (window or AttentionWindow()).within(length)
     q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
+    computing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if torch.is_autocast_enabled(device.type):  # backends are chosen by, and compute in, their inputs' dtype
         dtype = torch.get_autocast_dtype(device.type)
         if device.type == "cpu" and torch.is_grad_enabled():
             dtype = torch.float32  # the backward of the CPU's half-precision kernel is several times slower
         q_BHTD, k_BHTD, v_BHTD = (x.to(dtype) for x in (q_BHTD, k_BHTD, v_BHTD))
-        with torch.autocast(device.type, enabled=False):
-            return _attend(q_BHTD, k_BHTD, v_BHTD, window, packing, backend)
-    return _attend(q_BHTD, k_BHTD, v_BHTD, window, packing, backend)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, window: AttentionWindow, packing: Packing | None, backend: str) -> Tensor:
-    packed, (length, head) = packing is not None, q.shape[2:]
-    name = choose(backend, q.device, q.dtype, window, length=length, packed=packed, head=head)
-    return BACKENDS[name](q, k, v, window, packing)
+        computing = torch.autocast(device.type, enabled=False)
+    packed, head = packing is not None, q_BHTD.shape[-1]
+    name = choose(backend, device, q_BHTD.dtype, window, length=length, packed=packed, head=head)
+    with computing:
+        return BACKENDS[name](q_BHTD, k_BHTD, v_BHTD, window, packing)
 
 
 def attend_cached(
@@ -345,5 +384,5 @@ def attend_cached(
     q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
     if cap is None and not torch.compiler.is_exporting():  # ONNX would transpose all keys, twice
         return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]
-    scores = _wide(q_BH1D @ k_BHSD.transpose(-1, -2)) / math.sqrt(q_BHD.shape[-1])
-    return (_capped(scores, cap).masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]
+    scores = _widen(q_BH1D @ k_BHSD.transpose(-1, -2)) / math.sqrt(q_BHD.shape[-1])
+    return (_clip(scores, cap).masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]

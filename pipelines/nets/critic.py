@@ -3,14 +3,23 @@
 All critics are computed by one batched product a layer. Values are in normalised units (see learning/popart.py) or in
 units of scaled rewards, depending on the readout. Losses are functions that the caller passes (see
 learning/objectives.py): of a chunk's outputs, they return the loss and its gradient with respect to these outputs.
+
+The last layer is a readout: a number for each discount, or a distribution over bins of value. It maps last hidden
+activations to outputs (values or logits), decodes outputs into values, and backpropagates the gradient of a loss with
+respect to the outputs. Its rows of each critic are laid out (G, n), discount by discount, or are a selection of these:
+then `discount_CR` has the discount of each row. Hidden layers have leaky ReLUs, which preserve the sign: an activation
+determines its own slope, and everything can be done in place.
+
 C critics, N rows, n rows of a chunk, G discounts, A actions, D state width, W hidden width, F action features, K action
-samples, S = G K, R = S n; P rows picked of each critic.
+samples, S = G K, R = S n; P rows picked of each critic; O outputs of a readout, Z bins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +27,225 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
-from pipelines.nets.kept import Kept
-from pipelines.nets.norms import symlog
-from pipelines.nets.passes import (
-    SLOPE,
-    activations,
-    add_product,
-    add_products,
-    attach,
-    backward,
-    chunks,
-    may_wait,
-    precision,
-)
-from pipelines.nets.readout import Readout, Scalar, TwoHot
+from pipelines.nets.compute import Kept
+from pipelines.nets.norms import symexp, symlog
+
+_Grads = tuple[Tensor, Tensor]
+
+
+class Readout(nn.Module, ABC):
+    """Last layer of all critics; `weight` is (C, W, O), `bias` (C, 1, O)."""
+
+    outputs: int  # O
+    normalized: bool  # whether values are in PopArt's units; else in units of scaled rewards
+
+    @abstractmethod
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        """Return values (C, R) in float32."""
+
+    @abstractmethod
+    def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        """Return d value / d x (C, R, W)."""
+
+    @abstractmethod
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
+
+    @abstractmethod
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        """Return the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
+        `grads`."""
+
+
+class Scalar(Readout):
+    """A number, with a row of weights for each discount, so that value normalisation can correct it. Computed in
+    float32: learning depends on small differences of values, which bf16 does not resolve."""
+
+    normalized = True
+
+    def __init__(self, num_discounts: int) -> None:
+        super().__init__()
+        self.outputs = num_discounts
+
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        return torch.baddbmm(bias, x_CRW.float(), weight.float()).gather(-1, discount_CR[..., None])[..., 0]
+
+    def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        critic_C1 = torch.arange(len(weight), device=weight.device)[:, None]
+        return weight.mT.contiguous()[critic_C1, discount_CR]
+
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (x_CGnW.float() @ weight.mT.float()[..., None])[..., 0] + bias.mT
+
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        narrow_CGn = slope.to(x_CGnW.dtype)
+        grads[0].add_((narrow_CGn[:, :, None] @ x_CGnW)[:, :, 0].mT)
+        grads[1].add_(slope.sum(2)[:, None])
+        return (narrow_CGn[..., None] * weight.mT.contiguous()[:, :, None]).flatten(1, 2)
+
+
+class TwoHot(Readout):
+    """A distribution over bins that are even in symlog space; the value is symexp of the mean bin (Hafner et al. 2023,
+    arXiv 2301.04104). Or over bins that are even in value, whose mean is the value. The label of a target is its two
+    neighbouring bins, or a Gaussian's mass on each bin (HL-Gauss; Farebrother et al. 2024, arXiv 2403.03950)."""
+
+    normalized = False
+
+    def __init__(self, settings: CriticSettings) -> None:
+        super().__init__()
+        self.outputs = settings.bins
+        self.symlog = settings.symlog
+        ends = torch.tensor([settings.low, settings.high], dtype=torch.float64, device="cpu")
+        low, high = self._position(ends).tolist()
+        self.low, self.step = low, (high - low) / (settings.bins - 1)
+        self.register_buffer("bins_Z", torch.linspace(low, high, settings.bins), persistent=False)
+        self.bins_Z: Tensor
+        self.sigma = settings.label_sigma * self.step if settings.labels == "hl-gauss" else None
+
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        return self.decode(self._logits(x_CRW, weight, bias).softmax(-1))
+
+    def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        probs_CRZ = self._logits(x_CRW, weight, bias).softmax(-1)
+        mean_CR = probs_CRZ @ self.bins_Z
+        slope_CRZ = probs_CRZ * (self.bins_Z - mean_CR[..., None])
+        if self.symlog:
+            slope_CRZ *= mean_CR.abs().exp()[..., None]
+        return torch.bmm(slope_CRZ.to(weight.dtype), weight.mT)
+
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return self._logits(x_CGnW.flatten(1, 2), weight, bias)
+
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        narrow_CRZ = slope.to(x_CGnW.dtype)
+        add_product(grads[0], x_CGnW.flatten(1, 2).mT, narrow_CRZ)
+        grads[1].add_(slope.sum(1, keepdim=True))
+        return torch.bmm(narrow_CRZ, weight.mT)
+
+    def decode(self, probs: Tensor) -> Tensor:
+        """Return the value of each distribution (..., Z)."""
+        mean = probs @ self.bins_Z
+        return symexp(mean) if self.symlog else mean
+
+    def labels(self, target_R: Tensor) -> Tensor:
+        """Return the distribution that stands for each target (R, Z)."""
+        if self.sigma is None:
+            index_R2, share_R2 = self.neighbours(target_R)
+            return share_R2.new_zeros(len(target_R), self.outputs).scatter_add_(1, index_R2, share_R2)
+        inside_R1 = self._position(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
+        edges = torch.cat((self.bins_Z - self.step / 2, self.bins_Z[-1:] + self.step / 2))
+        below = torch.special.ndtr((edges - inside_R1) / self.sigma)
+        mass_RZ = below.diff(dim=-1)
+        return mass_RZ / mass_RZ.sum(-1, keepdim=True)
+
+    def neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two bins around each target, and their shares (R, 2)."""
+        position_R = ((self._position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
+        below_R = position_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN only in shares, never in an index
+        share_R = position_R - below_R
+        return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)
+
+    def _position(self, value: Tensor) -> Tensor:
+        """Return values in the bins' units."""
+        return symlog(value) if self.symlog else value
+
+    def _logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.bmm(x_CRW, weight).float() + bias
+
+
+SLOPE = 0.01
+# Rows of all critics together that are computed at a time: on a CPU, a layer's output stays in the cache.
+CPU_ROWS, _CUDA_ROWS = 3584, 1 << 18
+
+_slope = torch.ops.aten.leaky_relu_backward.grad_input
+
+
+def run_hidden(x_CRW: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
+    """Compute each hidden layer's output, given the first one's, `x_CRW`, which comes first in the list."""
+    outputs = [x_CRW]
+    for weight, bias in zip(weights, biases, strict=True):
+        outputs.append(F.leaky_relu_(torch.baddbmm(bias, outputs[-1], weight), SLOPE))
+    return outputs
+
+
+def backpropagate(
+    grad_CRW: Tensor,
+    outputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    grads: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+) -> Tensor:
+    """Compute the gradient before the first layer's activation, given the one after the last's.
+
+    That one is overwritten, and so are the `outputs` of layers as wide as the one before, which saves allocations.
+    Gradients of weights and of biases are added to `grads`, each in the order of
+    `weights`, if given.
+    """
+    for place in range(len(weights), 0, -1):
+        _slope(grad_CRW, outputs[place], SLOPE, True, grad_input=grad_CRW)
+        if grads is not None:
+            add_product(grads[0][place - 1], outputs[place - 1].mT, grad_CRW)
+            grads[1][place - 1].add_(grad_CRW.sum(1, keepdim=True))
+        weight = weights[place - 1]
+        grad_CRW = torch.bmm(grad_CRW, weight.mT, out=outputs[place] if weight.shape[1] == weight.shape[2] else None)
+    return _slope(grad_CRW, outputs[0], SLOPE, True, grad_input=grad_CRW)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Compute total += a b for each critic, summed in `total`'s precision."""
+    if total.dtype == a.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total += torch.bmm(a, b)
+
+
+def add_products(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Compute total += a b of all critics, summed in `total`'s precision."""
+    if total.dtype == a.dtype:
+        total.addbmm_(a, b)
+    else:
+        total += torch.bmm(a, b).sum(0, dtype=total.dtype)
+
+
+def split_chunks(rows: int, copies: int, device: torch.device) -> Iterator[slice]:
+    """Split `rows` into slices, where each row stands for `copies` rows of the critics."""
+    size = max(1, (_CUDA_ROWS if device.type == "cuda" else CPU_ROWS) // copies)
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def may_wait(rows: int, device: torch.device) -> bool:
+    """Check whether a pass over so many rows of the critics should first find out which of them are needed. For their
+    number the host waits for a device, which in the meantime would have computed all rows of a small pass."""
+    return device.type != "cuda" or rows > _CUDA_ROWS
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Choose the dtype to compute products in: autocast's, where it is on."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        if grad.dim() == 0:
+            return None, None, *torch._foreach_mul(list(ctx.saved_tensors), grad)
+        return None, None, *(saved * grad[(...,) + (None,) * (saved.dim() - grad.dim())] for saved in ctx.saved_tensors)
+
+
+def attach(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """Return `value` with an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
+
+    Either `value` is a scalar, or each of its elements depends only on the inputs at its own place: gradients
+    (*value.shape, ...).
+    """
+    attached: Callable[..., Tensor] = _Attach.apply
+    return attached(value, gradients, *inputs)
+
 
 # Of a chunk's rows and their table of values (C, n, G, A): loss, and its gradient with respect to the table.
 _TableLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
@@ -100,10 +314,10 @@ class ActionValues(Ensemble):
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
         """Return values (C, N, G, A), without gradient."""
-        layers, shape = self.layers(precision(h_ND.device)), (self.members, len(h_ND))
+        layers, shape = self.layers(choose_dtype(h_ND.device)), (self.members, len(h_ND))
         out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
-            for rows in chunks(len(h_ND), self.members, h_ND.device):
+            for rows in split_chunks(len(h_ND), self.members, h_ND.device):
                 out[:, rows] = _table(self._activations(h_ND[rows], layers)[-1], layers)
         return out.view(*shape, self.num_discounts, self.num_outputs)
 
@@ -114,13 +328,13 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        dtype, tensors = precision(h_ND.device), self.tensors()
+        dtype, tensors = choose_dtype(h_ND.device), self.tensors()
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
         total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
-            for rows in chunks(len(h_ND), self.members, h_ND.device):
+            for rows in split_chunks(len(h_ND), self.members, h_ND.device):
                 acts = self._activations(h_ND[rows], layers)
                 table_CnGA = _table(acts[-1], layers).unflatten(-1, out.shape[2:])
                 out[:, rows] = table_CnGA
@@ -132,7 +346,7 @@ class ActionValues(Ensemble):
                 grad.last_bias.add_(slope_CnO.sum(1, keepdim=True))
                 slope_CnO = slope_CnO.to(dtype)
                 add_product(grad.last_weight, acts[-1].mT, slope_CnO)
-                slope_CnW = backward(
+                slope_CnW = backpropagate(
                     torch.bmm(slope_CnO, layers.last_weight.mT),
                     acts[1:],
                     layers.weights[1:],
@@ -147,7 +361,7 @@ class ActionValues(Ensemble):
     def _activations(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
         """Return the input of every layer of all critics, the state (C, n, D) first."""
         x_CnD = h_nD.to(layers.last_weight.dtype).expand(self.members, -1, -1)
-        return activations(x_CnD, layers.weights, layers.biases)
+        return run_hidden(x_CnD, layers.weights, layers.biases)
 
 
 def _table(x_CnW: Tensor, layers: _Layers) -> Tensor:
@@ -175,7 +389,7 @@ class ActionInput(Ensemble):
     @torch.no_grad()
     def states(self, h_ND: Tensor) -> Tensor:
         """Return the state's part of the first layer (C, N, W), without gradient."""
-        dtype = precision(h_ND.device)
+        dtype = choose_dtype(h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
             return torch.bmm(h_CND, self.layers(dtype).weights[0][:, : self.parts[0]])
@@ -191,7 +405,7 @@ class ActionInput(Ensemble):
             needed = needed.expand(members, count, discounts, samples).permute(0, 2, 3, 1).flatten(1, 2)
         some = needed if may_wait(out.numel(), out.device) else None
         with torch.autocast(state_CNW.device.type, enabled=False):
-            for rows in chunks(count, members * discounts * samples, state_CNW.device):
+            for rows in split_chunks(count, members * discounts * samples, state_CNW.device):
                 picked = None if some is None else _Picked.of(some[..., rows].flatten(1))
                 _, value = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), picked)
                 if picked is not None:
@@ -221,7 +435,7 @@ class ActionInput(Ensemble):
         slope = torch.zeros_like(action_NGKF, dtype=torch.float32) if learn else None
         drawn_MGN = drawn_MNG.transpose(1, 2)
         with torch.autocast(state_CNW.device.type, enabled=False):
-            for rows in chunks(count, members * discounts * samples, state_CNW.device):
+            for rows in split_chunks(count, members * discounts * samples, state_CNW.device):
                 acts, value_CR = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), None)
                 value_CGn = value_CR.view(members, discounts, samples, -1).mean(2)
                 out_CGN[..., rows] = value_CGn
@@ -236,10 +450,10 @@ class ActionInput(Ensemble):
                 outputs = acts if picked is None else [picked.rows_of(output) for output in acts]
                 discount_R = self._discounts(critic_R.numel(), critic_R.device)
                 discount_CP = discount_R.expand(members, -1) if picked is None else discount_R[picked.row_CP]
-                slope_CPW = self.readout.slopes(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
+                slope_CPW = self.readout.input_gradients(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
                 if picked is None:
                     slope_CPW = slope_CPW * wanted_CR[..., None]
-                slope_CPW = backward(slope_CPW, outputs, layers.weights[1:])
+                slope_CPW = backpropagate(slope_CPW, outputs, layers.weights[1:])
                 slope_CPF = torch.bmm(slope_CPW, layers.weights[0][:, self.parts[0] : -1].mT)
                 if picked is None:
                     slope_RF = slope_CPF.sum(0, dtype=slope.dtype) / samples
@@ -275,18 +489,18 @@ class ActionInput(Ensemble):
         by_horizon_CG1W = self._by_horizon(layers)
         with torch.autocast(h_ND.device.type, enabled=False):
             input_NI = torch.cat((h_ND.to(dtype), action_NF.to(dtype)), 1)
-            for rows in chunks(len(h_ND), members * discounts, h_ND.device):
+            for rows in split_chunks(len(h_ND), members * discounts, h_ND.device):
                 input_CnI = input_NI[rows].expand(members, -1, -1)
                 first_CnW = torch.baddbmm(state_CNW[:, rows], input_CnI[..., self.parts[0] :], by_action)
                 first_CGnW = F.leaky_relu_(first_CnW[:, None] + by_horizon_CG1W, SLOPE)
-                acts = activations(first_CGnW.flatten(1, 2), layers.weights[1:], layers.biases[1:])
+                acts = run_hidden(first_CGnW.flatten(1, 2), layers.weights[1:], layers.biases[1:])
                 x_CGnW = acts[-1].unflatten(1, (discounts, -1))
                 part, out_CGN[..., rows], slope = loss(rows, self.readout(x_CGnW, layers.last_weight, layers.last_bias))
                 total += part
                 if not learn:
                     continue
                 slope_CRW = self.readout.backward(slope, x_CGnW, layers.last_weight, (grad.last_weight, grad.last_bias))
-                slope_CRW = backward(slope_CRW, acts, layers.weights[1:], (grad.weights[1:], grad.biases[1:]))
+                slope_CRW = backpropagate(slope_CRW, acts, layers.weights[1:], (grad.weights[1:], grad.biases[1:]))
                 slope_CGnW = slope_CRW.unflatten(1, (discounts, -1))
                 slope_CnW, slope_CGW = slope_CGnW.sum(1), slope_CGnW.sum(2).float()
                 add_product(grad.weights[0][:, :-1], input_CnI.mT, slope_CnW)
@@ -323,7 +537,7 @@ class ActionInput(Ensemble):
             first = state_CnW[picked.critic_C1, picked.row_CP % count]
             first += by_horizon_CG1W[picked.critic_C1, discount, 0]
         first.baddbmm_(action_CxF, by_action)
-        acts = activations(F.leaky_relu_(first, SLOPE), layers.weights[1:], layers.biases[1:])
+        acts = run_hidden(F.leaky_relu_(first, SLOPE), layers.weights[1:], layers.biases[1:])
         return acts, self.readout.values(acts[-1], layers.last_weight, layers.last_bias, discount)
 
 

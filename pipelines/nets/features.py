@@ -5,24 +5,10 @@ F features of a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
-
-
-def one_hot(index: Tensor, n: int) -> Tensor:
-    """Convert integers (...,) to (..., n) float32."""
-    return (index[..., None] == torch.arange(n, device=index.device)).float()
-
-
-def _one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Convert integers (..., k) to (..., sum(sizes)) float32, one block per place."""
-    offsets = torch.tensor([0, *sizes[:-1]], device=index.device).cumsum(0)
-    out = torch.zeros((*index.shape[:-1], sum(sizes)), device=index.device)
-    return out.scatter_(-1, index.long() + offsets, 1.0)
 
 
 def features(value: Tensor, space: Space) -> Tensor:
@@ -32,9 +18,11 @@ def features(value: Tensor, space: Space) -> Tensor:
     """
     match space:
         case Discrete(n=n):
-            return one_hot(value, n)
+            return (value[..., None] == torch.arange(n, device=value.device)).float()
         case MultiDiscrete(nvec=nvec):
-            return _one_hots(value, nvec)
+            offsets = torch.tensor([0, *nvec[:-1]], device=value.device).cumsum(0)
+            out = torch.zeros((*value.shape[:-1], sum(nvec)), device=value.device)
+            return out.scatter_(-1, value.long() + offsets, 1.0)
         case MultiBinary():
             return value.float()
         case Ragged(scale=scale):

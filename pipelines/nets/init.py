@@ -5,15 +5,25 @@ hidden    orthogonal, gain sqrt(2) (a rectifier or similar follows); biases zero
 output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
 positions normal, std sqrt(1/2), the RMS of the sinusoid; the tokens they are added to have an RMS of about 1
 stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is learned anyway
+
+An outline is a network's modules without numbers, to see whether somebody else's weights fit before it is built. A
+record of a few bytes can describe a network of any size; an outline costs no memory for its weights, and is given up as
+soon as it has more parameters than there are weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from pipelines.files.checksums import Mismatch
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 POLICY_GAIN = 0.01
@@ -21,7 +31,7 @@ VALUE_GAIN = 0.1
 
 
 def is_outline() -> bool:
-    """Check whether modules are built as an outline (`pipelines.nets.outline`), whose tensors have no values.
+    """Check whether modules are built as an outline (`make_outline`), whose tensors have no values.
 
     Values are then not computed: that would take time, and import the compiler of torch for some functions.
     """
@@ -31,11 +41,6 @@ def is_outline() -> bool:
 def hidden_(weight: Tensor) -> Tensor:
     """Fill `weight` (out, in, ...) for a layer followed by an activation."""
     return nn.init.orthogonal_(weight, gain=math.sqrt(2))
-
-
-def _output_(weight: Tensor, gain: float) -> Tensor:
-    """Fill `weight` (out, in) of a last layer."""
-    return nn.init.orthogonal_(weight, gain=gain)
 
 
 def stream_(weight: Tensor) -> Tensor:
@@ -62,7 +67,7 @@ def members_(weight_CIO: Tensor, gain: float) -> Tensor:
 def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
     """Construct a linear layer, hidden by default, an output layer if `gain` is given; its bias starts at zero."""
     layer = empty(nn.Linear, inputs, outputs)
-    hidden_(layer.weight) if gain is None else _output_(layer.weight, gain)
+    hidden_(layer.weight) if gain is None else nn.init.orthogonal_(layer.weight, gain=gain)
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -80,3 +85,56 @@ def empty(layer: type[_Layer], *arguments: Any, **options: Any) -> _Layer:
     # By itself, skip_init puts a layer on the CPU, even where an outline is built.
     made: _Layer = nn.utils.skip_init(layer, *arguments, **options, device=torch.get_default_device())
     return made
+
+
+_Network = TypeVar("_Network", bound=nn.Module)
+# A module may register a parameter twice, by replacing it: built-in ones do not.
+_REPLACED = 2
+
+
+def make_outline(make: Callable[[], _Network], weights: Mapping[str, Tensor]) -> _Network:
+    """Build a network on the meta device. Mismatch as soon as it has more parameters than `weights`, or a larger one.
+
+    The modules that `make` builds must not read values of their parameters.
+    """
+    with limit_parameters(weights), torch.device("meta"):
+        return make()
+
+
+@contextlib.contextmanager
+def limit_parameters(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse, in this thread, modules that have more parameters than `weights`, or one with more numbers than all of
+    them. Mismatch is raised before the parameter is initialised.
+    """
+    left, largest = _REPLACED * len(weights), sum(weight.numel() for weight in weights.values())
+    thread = threading.get_ident()
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal left
+        if parameter is None or threading.get_ident() != thread:
+            return
+        left -= 1
+        if left < 0 or parameter.numel() > largest:
+            raise Mismatch("the network that it describes is larger than its weights")
+
+    hook: Any = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def require_fit(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Raise Mismatch unless `weights` are those of `network`: the same names, shapes and dtypes."""
+    wanted = network.state_dict()
+    if differing := sorted(wanted.keys() ^ weights.keys()):
+        missing = differing[0] in wanted
+        raise Mismatch(f"its weights {'lack' if missing else 'have also'} '{differing[0][:80]}'")
+    for name, own in wanted.items():
+        given = weights[name]
+        if (given.shape, given.dtype) != (own.shape, own.dtype):
+            found, expected = (
+                f"{' x '.join(map(str, tensor.shape)) or '1'} {str(tensor.dtype).removeprefix('torch.')}"
+                for tensor in (given, own)
+            )
+            raise Mismatch(f"its weights have '{name}' of {found}, not of {expected}")

@@ -1,4 +1,4 @@
-"""Linear layers: the spectrally reparametrised one of the Transformer, and the plain MLP. I in, O out."""
+"""Linear layers: the spectrally reparametrised one of the Transformer, and the plain MLP; activations. I in, O out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import Activation
+from pipelines.config.model import Activation
 from pipelines.nets import init, ranks
-from pipelines.nets.activation import activation as make_activation
-from pipelines.nets.kept import Kept
+from pipelines.nets.compute import Kept
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "leaky-relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+}
+_RECTIFIERS = (nn.LeakyReLU, nn.ReLU)
+
+
+def make_activation(name: Activation, *, inplace: bool = False) -> nn.Module:
+    """Construct the module called `name`. `inplace`: overwrite the input where the backward does not need it."""
+    kind = ACTIVATIONS[name]
+    return kind(inplace=True) if inplace and kind in _RECTIFIERS else kind()
+
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -132,11 +147,11 @@ def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tenso
     return norms
 
 
-def folded(network: _Module) -> _Module:
+def fold(network: _Module) -> _Module:
     """Replace every `SigmaLinear` of `network` by the plain linear layer that it is at present; returns `network`."""
     for name, module in [*network.named_children()]:
         if not isinstance(module, SigmaLinear):
-            folded(module)
+            fold(module)
             continue
         outputs, inputs = module.weight.shape
         plain = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=module.weight.dtype)

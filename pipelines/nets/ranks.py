@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pipelines.config.launch import announced, is_main, rank, ranks_of_host
+from pipelines.config.host import count_ranks, find_host_ranks, get_rank, is_main
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +55,7 @@ def size() -> int:
 
 def join(device: torch.device, *, timeout_seconds: float) -> None:
     """Connect to the other ranks, once. UsageError if the launcher's environment is incomplete."""
-    if announced() == 1 or dist.is_initialized():
+    if count_ranks() == 1 or dist.is_initialized():
         return
     with contextlib.suppress(OSError, AttributeError):  # Linux: end with the launcher, which kill -9 leaves no chance
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -127,7 +127,7 @@ def micro_batches(wanted: int) -> range:
     """Return this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
     multiple of the number of ranks."""
     number = -(-wanted // size()) * size()
-    return range(rank(), number, size()) if size() > 1 else range(number)
+    return range(get_rank(), number, size()) if size() > 1 else range(number)
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def is_sharded(weight: Tensor) -> bool:
 def own_rows(count: int) -> slice:
     """Return the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
     most = -(-count // size())
-    return slice(min(rank() * most, count), min((rank() + 1) * most, count))
+    return slice(min(get_rank() * most, count), min((get_rank() + 1) * most, count))
 
 
 def join_rows(rows: Tensor, count: int) -> Tensor:
@@ -204,7 +204,7 @@ def means(figures: Mapping[str, float], device: torch.device) -> dict[str, float
     return {name: found[name] for name in figures}
 
 
-def described(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device) -> dict[str, Any]:
     """Describe the ranks for the run's record."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     return {"ranks": size(), "backend": backend, "hosts": sorted(set(gather(socket.gethostname())))}
@@ -213,10 +213,10 @@ def described(device: torch.device) -> dict[str, Any]:
 def host_span() -> tuple[float, float]:
     """Return the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
     hosts are [0, 1). UsageError on all ranks if the launcher does not say which ranks share a host."""
-    own = ranks_of_host()
+    own = find_host_ranks()
     hosts = sorted({(each.start, each.stop) for each in gather(own)})
     if [start for start, _ in hosts] != [0, *(stop for _, stop in hosts[:-1])] or hosts[-1][1] != size():
-        with together():
+        with raise_together():
             raise UsageError(
                 "train.shard = 'host' needs to know which ranks share a host, and the launcher does not say it",
                 hint="start ranks with torchrun, which sets LOCAL_RANK and LOCAL_WORLD_SIZE",
@@ -257,16 +257,16 @@ def wait_for_main() -> None:
 
 
 @contextlib.contextmanager
-def giving_orders() -> Iterator[Callable[[Any], None]]:
+def send_orders() -> Iterator[Callable[[Any], None]]:
     """Yield the function by which rank 0 sends an order, a picklable object, to the other ranks, which iterate over
-    `orders`; the end of the block is the end of their orders."""
+    `receive_orders`; the end of the block is the end of their orders."""
     if size() == 1:
         yield lambda order: None
         return
     group = dist.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
 
     def send(order: Any) -> None:
-        with connected():
+        with raise_rank_lost():
             dist.broadcast(torch.tensor([_ORDER]), src=0, group=group)
             dist.broadcast_object_list([order], src=0, group=group)
 
@@ -276,17 +276,17 @@ def giving_orders() -> Iterator[Callable[[Any], None]]:
         with contextlib.suppress(RuntimeError):
             dist.broadcast(torch.tensor([_FAILED]), src=0, group=group, async_op=True).wait(_END_TIMEOUT)
         raise
-    with connected():
+    with raise_rank_lost():
         dist.broadcast(torch.tensor([_DONE]), src=0, group=group)
         dist.barrier(group)
 
 
-def orders() -> Iterator[Any]:
+def receive_orders() -> Iterator[Any]:
     """Yield rank 0's orders as they come, however long that takes. RankLost if rank 0 has ended without a word."""
     group = dist.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
     while True:
         kind, order = torch.zeros(1), [None]
-        with connected():
+        with raise_rank_lost():
             message = dist.broadcast(kind, src=0, group=group, async_op=True)
             while not message.is_completed():  # signals are handled here
                 time.sleep(_POLL_SECONDS)
@@ -300,7 +300,7 @@ def orders() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def raise_together() -> Iterator[None]:
     """Raise on all ranks what any rank raises inside: rank 0 raises the error itself, others `ReportedElsewhere`.
 
     No collective may be called inside: a rank that has raised would not take part.
@@ -326,7 +326,7 @@ def together() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[None]:
+def raise_rank_lost() -> Iterator[None]:
     """Turn errors of communication into RankLost."""
     try:
         yield
@@ -334,6 +334,6 @@ def connected() -> Iterator[None]:
         if size() > 1 and any(text in str(error) for text in _LOST):
             what = "has not answered within train.rank_timeout" if "imed out" in str(error) else "has ended"
             raise RankLost(
-                f"rank {rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"
+                f"rank {get_rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"
             ) from error
         raise

@@ -6,7 +6,7 @@ Registered as torch operators, forward and backward alike: a compiled encoder ho
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -36,32 +36,24 @@ def _backward(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> t
     return grad_a_BT, g_BT, a_BT[:, 0] * g_BT[:, 0]
 
 
-@_forward.register_fake
-def _(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
-    return b_BT.clone()
+_forward.register_fake(lambda a_BT, b_BT, first_B: b_BT.clone())
+_backward.register_fake(
+    lambda grad_BT, a_BT, h_BT, first_B: (torch.empty_like(h_BT), grad_BT.clone(), torch.empty_like(a_BT[:, 0]))
+)
+_forward.register_autograd(
+    lambda ctx, grad_BT: _backward(grad_BT, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output, inputs[2]),
+)
 
 
-@_backward.register_fake
-def _(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(h_BT), grad_BT.clone(), torch.empty_like(a_BT[:, 0])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    a_BT, _, first_B = inputs
-    ctx.save_for_backward(a_BT, output, first_B)
-
-
-_forward.register_autograd(lambda ctx, grad_BT: _backward(grad_BT, *ctx.saved_tensors), setup_context=_keep)
-
-
-def in_steps(device: torch.device) -> bool:
-    """Return whether recurrences run step by step on this device."""
+def runs_in_steps(device: torch.device) -> bool:
+    """Check whether recurrences run step by step on this device."""
     return device.type == "cpu"
 
 
 def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
     """Run the recurrence in place: `h_BT` holds b before, h after."""
-    if not in_steps(h_BT.device):
+    if not runs_in_steps(h_BT.device):
         h_BT.copy_(doubling(a_BT, h_BT, first_B))
         return
     last = first_B
@@ -71,7 +63,7 @@ def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
 
 def recur_back(a_BT: Tensor, g_BT: Tensor) -> None:
     """Run the recurrence backwards, g_t = grad_t + a_{t+1} g_{t+1}, in place: `g_BT` holds grad before, g after."""
-    if not in_steps(g_BT.device):
+    if not runs_in_steps(g_BT.device):
         later_BT = torch.cat((torch.zeros_like(a_BT[:, :1]), a_BT[:, 1:].flip(1)), 1)
         g_BT.copy_(doubling(later_BT, g_BT.flip(1), torch.zeros_like(g_BT[:, 0])).flip(1))
         return

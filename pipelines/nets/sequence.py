@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.config.encoders import SEQUENCE_ENCODERS
+from pipelines.config.model import SEQUENCE_ENCODERS
 from pipelines.errors import UsageError
 from pipelines.nets.cache import Memory
 from pipelines.nets.packing import Packing
@@ -102,6 +102,6 @@ class SequenceEncoder(nn.Module, ABC):
         return block(*inputs)
 
 
-def sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:
+def make_sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:
     """Construct the encoder that `settings.kind` names."""
     return SEQUENCE_ENCODERS.get(settings.kind)(input_size, settings)

@@ -1,5 +1,6 @@
 """Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021, arXiv
-2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be disabled or replaced.
+2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be disabled or replaced. And
+its baselines without memory, which must lose wherever memory matters.
 
 B batch, N actors, T time, D width, H heads, S slots, Dh head size. The residual stream has the parameters' precision
 even under autocast.
@@ -10,20 +11,68 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import BlockSettings, TransformerSettings
+from pipelines.config.model import BlockSettings, FeedForwardSettings, IdentitySettings, TransformerSettings
 from pipelines.nets import init
-from pipelines.nets.activation import activation
-from pipelines.nets.attention import AttentionWindow, attend, attend_cached, dense, weights
-from pipelines.nets.cache import KVCache
-from pipelines.nets.linear import SigmaLinear, iterate
+from pipelines.nets.attention import AttentionWindow, attend, attend_cached, compute_weights, dense
+from pipelines.nets.cache import KVCache, NoMemory
+from pipelines.nets.linear import SigmaLinear, iterate, make_activation
 from pipelines.nets.packing import Packing
-from pipelines.nets.positions import LearnedTable, Sinusoid, rotate
 from pipelines.nets.sequence import SequenceEncoder, Stepper
+
+
+def compute_angles(time: Tensor, size: int) -> Tensor:
+    """Compute time / 10000^(2i / size) for i < size / 2, rounded up: (..., ceil(size / 2))."""
+    rate = torch.exp(torch.arange(0, size, 2, device=time.device) * (-math.log(1e4) / size))
+    return time[..., None] * rate
+
+
+class Sinusoid(nn.Module):
+    """Sines and cosines of the time index (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, width: int, rows: int = 1024) -> None:
+        super().__init__()
+        self.width = width
+        table = torch.empty(rows, width) if init.is_outline() else self._rows(torch.arange(rows))
+        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor
+
+    def _rows(self, time: Tensor) -> Tensor:
+        phase = compute_angles(time, self.width)
+        return torch.stack((phase.sin(), phase.cos()), -1).flatten(-2)[..., : self.width]
+
+    def forward(self, time_BT: Tensor) -> Tensor:
+        if time_BT.is_cuda or torch.compiler.is_compiling():  # where reading the times would sync the device
+            return self._rows(time_BT)
+        last = int(time_BT.max()) if time_BT.numel() else 0
+        while last >= len(self.table):  # grown by doubling, so that a step costs one lookup
+            self.table = self._rows(torch.arange(2 * len(self.table), device=self.table.device))
+        return self.table[time_BT]
+
+
+class LearnedTable(nn.Module):
+    """A learned vector per time index. Padding may have indices beyond the table and reads the last row."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(init.positions_(torch.empty(rows, width)))
+
+    def forward(self, time_BT: Tensor) -> Tensor:
+        return self.weight[time_BT.clamp_max(len(self.weight) - 1)]
+
+
+def rotate(x_BHTD: Tensor, time_BT: Tensor) -> Tensor:
+    """Apply rotary positions (Su et al. 2021, arXiv 2104.09864): rotate (x_i, x_{i + Dh/2}) by the time's angles."""
+    phase = compute_angles(time_BT, x_BHTD.shape[-1])[:, None]
+    cos, sin = phase.cos(), phase.sin()
+    first, second = x_BHTD.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 SEEN = 64  # last queries of a window whose attention is logged
@@ -39,16 +88,16 @@ class TransformerBlock(nn.Module):
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
         self.dropout = settings.dropout
-        extra = norm_of(settings) if settings.normformer else nn.Identity
+        extra = choose_norm(settings) if settings.normformer else nn.Identity
         linear = SigmaLinear if settings.sigma_reparam else init.stream_linear
         if isinstance(settings, TransformerSettings):
             self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
-            self.before_attention, self.after_attention = norm_of(settings)(width), extra(width)
+            self.before_attention, self.after_attention = choose_norm(settings)(width), extra(width)
             self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
             self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
-        self.before_ff, self.inside_ff = norm_of(settings)(width), extra(inner)
+        self.before_ff, self.inside_ff = choose_norm(settings)(width), extra(inner)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
-        self.activation = activation(settings.activation)
+        self.activation = make_activation(settings.activation)
 
     def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
         """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
@@ -70,7 +119,7 @@ class TransformerBlock(nn.Module):
         return self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
 
 
-def norm_of(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
+def choose_norm(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
     return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
 
 
@@ -88,7 +137,7 @@ class Transformer(SequenceEncoder):
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
         self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = norm_of(settings)(settings.d_model)
+        self.norm = choose_norm(settings)(settings.d_model)
 
     @property
     def window(self) -> AttentionWindow:
@@ -167,7 +216,7 @@ class Transformer(SequenceEncoder):
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
-            share = weights(q_BHTD, k_BHTD, window)[:, :, -SEEN:]
+            share = compute_weights(q_BHTD, k_BHTD, window)[:, :, -SEEN:]
             entropies.append(torch.special.entr(share).sum(-1).mean())
             return dense(q_BHTD, k_BHTD, v_BHTD, window)
 
@@ -221,7 +270,7 @@ class QuickStep:
         mask = memory.bias()
         n, heads = len(x_ND), memory.num_heads
         for number, layer in enumerate(self._layers):
-            qkv = _linear(_normed(x_ND, layer.before_attention), layer.qkv).view(n, 3, heads, -1)
+            qkv = F.linear(_normalize(x_ND, layer.before_attention), *layer.qkv).view(n, 3, heads, -1)
             q_NHD, k_NHD, v_NHD = qkv.unbind(1)
             if self._rope:
                 q, k = transformer._turn(q_NHD[:, :, None], k_NHD[:, :, None], time_N[:, None])
@@ -229,10 +278,10 @@ class QuickStep:
             keys, values = memory.append_flat(number, k_NHD, v_NHD)
             scores = torch.baddbmm(mask, q_NHD.reshape(n * heads, 1, -1), keys.transpose(1, 2))
             mixed = torch.bmm(scores.softmax(-1), values).view(n, -1)
-            x_ND = x_ND + _normed(_linear(mixed, layer.merge), layer.after_attention)
-            inner = _linear(_normed(x_ND, layer.before_ff), layer.expand)
-            inner = _normed(layer.activation(inner), layer.inside_ff)
-            x_ND = x_ND + _linear(inner, layer.contract)
+            x_ND = x_ND + _normalize(F.linear(mixed, *layer.merge), layer.after_attention)
+            inner = F.linear(_normalize(x_ND, layer.before_ff), *layer.expand)
+            inner = _normalize(layer.activation(inner), layer.inside_ff)
+            x_ND = x_ND + F.linear(inner, *layer.contract)
         return transformer.norm(x_ND)
 
 
@@ -241,39 +290,91 @@ class _Layer:
 
     def __init__(self, block: TransformerBlock) -> None:
         size = block.merge.weight.shape[1] // block.num_heads
-        weight, bias = _affine(block.qkv)
+        weight, bias = _read_affine(block.qkv)
         weight, bias = weight.clone(), bias.clone()
         weight[: size * block.num_heads] /= math.sqrt(size)
         bias[: size * block.num_heads] /= math.sqrt(size)
         self.qkv = weight, bias
-        weight, bias = _affine(block.merge)
+        weight, bias = _read_affine(block.merge)
         if block.head_scale is not None:
             weight = weight * block.head_scale.flatten().repeat_interleave(size)
         self.merge = weight, bias
-        self.expand, self.contract = _affine(block.expand), _affine(block.contract)
-        self.before_attention, self.after_attention = _norm(block.before_attention), _norm(block.after_attention)
-        self.before_ff, self.inside_ff = _norm(block.before_ff), _norm(block.inside_ff)
+        self.expand, self.contract = _read_affine(block.expand), _read_affine(block.contract)
+        self.before_attention, self.after_attention = (
+            _read_norm(block.before_attention),
+            _read_norm(block.after_attention),
+        )
+        self.before_ff, self.inside_ff = _read_norm(block.before_ff), _read_norm(block.inside_ff)
         self.activation = block.activation
 
 
-def _affine(layer: nn.Module) -> _Affine:
+def _read_affine(layer: nn.Module) -> _Affine:
     assert isinstance(layer, SigmaLinear | nn.Linear)
     weight = layer.weight * layer.scale() if isinstance(layer, SigmaLinear) else layer.weight
     return weight.detach(), layer.bias.detach()
 
 
-def _norm(layer: nn.Module) -> _Norm | None:
+def _read_norm(layer: nn.Module) -> _Norm | None:
     if not isinstance(layer, nn.LayerNorm):
         return None
     return list(layer.normalized_shape), layer.weight.detach(), layer.bias.detach(), layer.eps
 
 
-def _linear(x: Tensor, affine: _Affine) -> Tensor:
-    return F.linear(x, *affine)
-
-
-def _normed(x: Tensor, norm: _Norm | None) -> Tensor:
+def _normalize(x: Tensor, norm: _Norm | None) -> Tensor:
     if norm is None:
         return x
     shape, weight, bias, eps = norm
     return torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class _MemoryFree(SequenceEncoder):
+    """Base of encoders that see one token at a time, without time or past."""
+
+    def memory(
+        self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> NoMemory:
+        return NoMemory()
+
+    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: Any) -> None:
+        pass
+
+
+class FeedForward(_MemoryFree):
+    """The Transformer's blocks without attention: just as wide and deep, so that a Transformer's advantage over it is
+    due to memory."""
+
+    def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
+        super().__init__()
+        self.output_size, self.dropout = settings.d_model, settings.dropout
+        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
+        self.norm = choose_norm(settings)(settings.d_model)
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        return self._encode(x_BTD, self.training)
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
+        return self._encode(x_ND, False)
+
+    def update_statistics(self) -> None:
+        iterate(self)
+
+    def _encode(self, x: Tensor, dropout: bool) -> Tensor:
+        x = F.dropout(self.embed(x).to(self.embed.weight.dtype), self.dropout, dropout)
+        for block in self.blocks:
+            x = self.run(block, x, None, dropout)
+        return self.norm(x)
+
+
+class Identity(_MemoryFree):
+    """The token, unchanged."""
+
+    def __init__(self, input_size: int, settings: IdentitySettings) -> None:
+        super().__init__()
+        self.output_size = input_size
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        return x_BTD
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
+        return x_ND

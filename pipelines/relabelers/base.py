@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipelines.config.relabelling import GoalSettings
+from pipelines.config.settings import GoalSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.overlays import OverlayBatch

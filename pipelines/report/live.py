@@ -27,7 +27,7 @@ _EPISODES = 3
 
 
 @contextlib.contextmanager
-def refreshing(
+def keep_fresh(
     run: Path,
     listener: Listener,
     *,

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.encoders import WITHOUT_MEMORY
+from pipelines.config.model import WITHOUT_MEMORY
 from pipelines.envs.make import make
 from pipelines.envs.suites.frozen_lake import FrozenLake
 from pipelines.envs.suites.lake_maps import list_split_maps
 from pipelines.errors import UsageError
 from pipelines.export import forms
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.report.markup import encode_json, hash_source, join, read_asset
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
 from pipelines.runs.evaluations import mode_name, number
@@ -64,7 +64,7 @@ def page(
         lakes: the environment that `lakes_of` found.
         record: what policy.json says of the policy, apart from checksums.
         files: files of the bundle, with policy.onnx and policy.mjs.
-        evaluated: the policy's scores, as `evaluation.adaptation.metrics` returns them.
+        evaluated: the policy's scores, as `evaluation.adaptation.compute_metrics` returns them.
         runtime: what `onnxruntime_web.files` returned.
     """
     own, model = lakes.settings, files[forms.FILES[forms.ONNX]]
@@ -89,7 +89,7 @@ def page(
             "random": lakes.spec.random_success,
             "optimal": lakes.spec.optimal_success,
         },
-        "record": sealed(record, {forms.FILES[forms.ONNX]: model}).decode(),
+        "record": seal(record, {forms.FILES[forms.ONNX]: model}).decode(),
         "model": base64.b64encode(model).decode(),
     }
     script = _bundle_script(runtime[SCRIPT].decode(), files["policy.mjs"].decode())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from pipelines.config.difference import varying
+from pipelines.config.changes import find_varying
 from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
@@ -30,7 +30,7 @@ def settings_section(runs: Sequence[ShownRun]) -> Markup:
             columns = ["setting", text(against, 80), "this run"]
             difference = table(columns, rows, caption=f"What differs from {against}")
         return join(difference, _fold_settings(runs[0]))
-    keys = varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
+    keys = find_varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
     values = [[_format(run.stored.settings.get(key)) for key in keys] for run in runs]
     labels = [run.label for run in runs]
     caption = "Settings that differ"

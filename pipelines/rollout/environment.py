@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from pipelines.config.cores import available_cores
+from pipelines.config.host import count_cores
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings
 from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
@@ -300,7 +300,7 @@ def require_limit(collect: CollectSettings) -> None:
 
 def _cores(collect: CollectSettings, together: int | None = None) -> int:
     """Count the cores for the environments of one of several processes."""
-    return max(available_cores() // ((together or collect.collectors) if collect.engine == "local" else 1), 1)
+    return max(count_cores() // ((together or collect.collectors) if collect.engine == "local" else 1), 1)
 
 
 def share_out(seconds: float, *, actors: int, cores: int) -> int:

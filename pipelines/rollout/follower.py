@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
@@ -69,7 +69,7 @@ class RunSource:
 
     def newest(self) -> tuple[int, int] | None:
         """Read update and time of the newest checkpoint."""
-        known = numbers(self._run.checkpoints)
+        known = list_checkpoints(self._run.checkpoints)
         if not known:
             return None
         try:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pipelines.config import bundle_record
-from pipelines.config.places import bundle_directory
-from pipelines.config.run_directory import RunDirectory, process
+from pipelines.config.places import find_bundle
+from pipelines.config.policy_files import load_record
+from pipelines.config.run_directory import RunDirectory, describe_process
 from pipelines.config.settings import (
     CollectSettings,
     EnvSettings,
@@ -235,7 +235,7 @@ class CollectionPlan:
             "run": None if run is None else collectors.place(run.path) | {"id": run.identity},
             "env": self.settings.env.model_dump(mode="json"),
             "seed": self.settings.seed,
-            "process": process(),
+            "process": describe_process(),
             "horizon": horizon,
             "behaviour": self.behaviour,
         }
@@ -341,8 +341,8 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
     policy = wanted.policy
     if RunDirectory(path).exists():
         policy = f"{Path(path).resolve()}{at}{checkpoint}"
-    elif (directory := bundle_directory(policy)) is not None:
-        policy = f"bundle:{bundle_record.identify(directory)}"  # so that it may be moved
+    elif (directory := find_bundle(policy)) is not None:
+        policy = f"bundle:{load_record(directory)['checksum']}"  # so that it may be moved
     return {
         "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
         "follow": wanted.follow

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pipelines.config.model import AgentSettings
-from pipelines.config.places import bundle_directory
+from pipelines.config.places import find_bundle
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.draws import SharedDraws
 from pipelines.envs.env import Env
@@ -177,7 +177,7 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    if RunDirectory(name.partition("@")[0]).exists() or bundle_directory(name) is not None:
+    if RunDirectory(name.partition("@")[0]).exists() or find_bundle(name) is not None:
         found = load_trained(name)
         acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
         return replace(acting, run=found.run)
@@ -211,7 +211,7 @@ def load_trained(name: str) -> NamedCheckpoint:
     """Load the checkpoint named RUN[@CHECKPOINT], or the bundle of that name. InputMissing if there is neither,
     IntegrityError if it is damaged."""
     path, _, which = name.partition("@")
-    directory = bundle_directory(name)
+    directory = find_bundle(name)
     if directory is not None and not RunDirectory(path).exists():
         found = bundle.read(directory)
         return NamedCheckpoint(checkpoint=found, identity=found.identity, place=directory)

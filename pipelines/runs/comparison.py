@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.config.difference import varying
+from pipelines.config.changes import find_varying
 from pipelines.errors import InputMissing, UsageError
 from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strata_ci, stratified_ci
 from pipelines.nearest import did_you_mean
@@ -103,7 +103,7 @@ def group_runs(
         raise InputMissing("no runs to compare", hint="amago runs DIR lists the runs in a directory")
     _require_metric(runs, metric)
     tables = [{key: value for key, value in run.settings.items() if key not in _NOT_COMPARED} for run in runs]
-    keys = list(by) if by else varying(tables)
+    keys = list(by) if by else find_varying(tables)
     known = {key for table in tables for key in table}
     for key in by:
         if key not in known:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.config.places import hint, is_run
+from pipelines.config.places import is_run, suggest
 from pipelines.errors import InputMissing
 
 _MOST_DEEP = 6
@@ -26,7 +26,7 @@ def find_runs(places: Sequence[Path | str]) -> list[Path]:
             matches = [Path(match) for match in sorted(glob.glob(text))] if is_pattern(text) else []
         if not matches:
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
-            raise InputMissing(f"no run at '{text}'", hint=hint(Path(text), is_run, inside="", otherwise=what))
+            raise InputMissing(f"no run at '{text}'", hint=suggest(Path(text), is_run, inside="", otherwise=what))
         for match in matches:
             found |= dict.fromkeys(runs_below(match))
     return list(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.config.difference import changes, flattened
+from pipelines.config.changes import find_changes, flatten
 from pipelines.config.load import EnvModel, resolve
 from pipelines.config.settings import Settings
 
@@ -27,7 +27,7 @@ def describe_recipe(
     kept = [(path, value) for path, value in assignments if list(path) in _CHOSEN]
     sized = dict(document) | ({"size": settings.size} if settings.size else {})
     plain = resolve(sized, kept, env_model=env_model, source=name)
-    found = changes(flattened(plain.document()), flattened(settings.document()))
+    found = find_changes(flatten(plain.document()), flatten(settings.document()))
     size = document.get("size") or ""
     if settings.size != size:
         found["size"] = (size, settings.size)

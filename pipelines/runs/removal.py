@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.lakes import RUN, located, parse_share
-from pipelines.config.places import is_run
+from pipelines.config.places import RUN, is_run, locate_lake, parse_share
 from pipelines.config.run_directory import RunDirectory, RunRecord
 from pipelines.errors import AmagoError, UsageError
 from pipelines.files.atomic import explained
@@ -234,7 +233,7 @@ def _find_dependence(other: Path, path: Path, names: Collection[str]) -> str | N
             return "was trained on its lake"
     for text in read_texts("train", "lakes"):
         with contextlib.suppress(AmagoError):
-            if is_inside(str(located(parse_share(text)[0], other))):
+            if is_inside(str(locate_lake(parse_share(text)[0], other))):
                 return "trains on its lake"
     if any(is_inside(text.partition("@")[0]) for text in read_texts("collect", "policy", "follow")):
         return "acts with its policy"
@@ -256,5 +255,5 @@ def _own_lakes(path: Path) -> list[Path]:
     """Locate the lakes in the directory of a run: the one that it fills, and the one for imported trajectories."""
     source = read_run(path).document.get("source")
     place = source.get("lake") if isinstance(source, dict) else None
-    given = located(place, path) if isinstance(place, str) and place.startswith(f"{RUN}/") else path / "offline"
+    given = locate_lake(place, path) if isinstance(place, str) and place.startswith(f"{RUN}/") else path / "offline"
     return [path / "lake", Path(given)]

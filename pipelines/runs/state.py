@@ -34,7 +34,7 @@ class RunState:
     reason: str = ""
 
 
-def running(path: Path) -> tuple[str, LockHolder] | None:
+def find_running(path: Path) -> tuple[str, LockHolder] | None:
     """Find the stage that a process is running in the run at `path`, and that process; None if there is none."""
     for stage in _LOCKS:
         if (found := holder(path / f".{stage}.lock")) is not None:
@@ -54,8 +54,8 @@ def state_of(path: Path, record: Mapping[str, Any]) -> RunState:
         entries |= {str(name): entry for name, entry in stages.items() if isinstance(entry, Mapping)}
     stage, last = max(entries.items(), key=lambda item: _parse_time(item[1].get("time")) or 0.0)
     started = _parse_time(last.get("time"))
-    if (now := running(path)) is not None:
-        return replace(running_state(*now), started=started)
+    if (now := find_running(path)) is not None:
+        return replace(describe_running(*now), started=started)
     status = _OUTCOMES.get(text(last.get("status")), "interrupted")
     reason = text(last.get("error")) if status != "finished" else ""
     pid, hardware = last.get("pid"), record.get("hardware")
@@ -70,7 +70,7 @@ def state_of(path: Path, record: Mapping[str, Any]) -> RunState:
     )
 
 
-def running_state(stage: str, process: LockHolder) -> RunState:
+def describe_running(stage: str, process: LockHolder) -> RunState:
     """Describe a run in which `process` runs `stage`."""
     return RunState(status="running", stage=stage, pid=process.pid, host=process.host)
 

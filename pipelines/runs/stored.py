@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.difference import Changes, changes, flattened
+from pipelines.config.changes import Changes, find_changes, flatten
 from pipelines.config.load import read_toml
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -71,7 +71,7 @@ class StoredRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings by dotted key, e.g. "train.learning_rate"; lists by index, e.g. "stages.0.stage"."""
-        return flattened(self.document)
+        return flatten(self.document)
 
     @property
     def recipe(self) -> str:
@@ -94,8 +94,8 @@ class StoredRun:
         if isinstance(recorded, Mapping):
             pairs = {str(key): pair for key, pair in recorded.items() if isinstance(pair, list) and len(pair) == 2}
             return {key: (before, after) for key, (before, after) in pairs.items() if key not in _NOT_SETTINGS}
-        defaults = flattened(Settings().model_dump(mode="json", exclude_none=True))
-        found = changes(defaults, self.settings)
+        defaults = flatten(Settings().model_dump(mode="json", exclude_none=True))
+        found = find_changes(defaults, self.settings)
         return {key: pair for key, pair in found.items() if key not in _NOT_SETTINGS and not key.startswith("env.")}
 
     @property

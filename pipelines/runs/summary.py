@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.files.user_cache import cache_home
 from pipelines.runs import progress
 from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best, read_evaluations, select_scores
-from pipelines.runs.state import running, running_state
+from pipelines.runs.state import describe_running, find_running
 from pipelines.runs.stored import StoredRun, read_run
 
 COLUMNS: Mapping[str, str] = {
@@ -123,13 +123,13 @@ def _row(path: Path, metric: str, cache: _Cache) -> Row:
             continue
         newest = max(newest, status.st_mtime)
         marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
-    now = running(path)
+    now = find_running(path)
     row = cache.get(f"{path.absolute()}\n{metric}", " ".join(marks), lambda: summary(read_run(path), metric=metric))
     row |= {"run": str(path), "age": max(time.time() - newest, 0.0)}
     if now is None:
         return row
     # A cached row says how the run ended before: a process has taken it up since, which changes no file at once.
-    state = running_state(*now)
+    state = describe_running(*now)
     live = read_run(path)
     row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
     return row | {"progress": live.share, "seconds_left": live.seconds_left}

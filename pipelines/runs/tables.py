@@ -36,7 +36,7 @@ def query(
     return engine.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
 
 
-def matching(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
+def select_rows(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
     """Select the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
     table = RowTable(columns=COLUMNS, rows=rows)
     return [rows[place] for place in engine.matching("runs", table, where, listener=listener)]

@@ -20,7 +20,7 @@ from pipelines.export.assets import policy as runtime
 from pipelines.serve.openapi import description
 from pipelines.serve.sessions import Refused, Session, SessionPool
 from pipelines.serve.values import Observations, parse, rewards, unpack
-from pipelines.web.checks import TooLarge, bearer, closing, is_asked, is_token, limited_body
+from pipelines.web.checks import TooLarge, close_after, is_asked, is_token, parse_bearer, receive_body
 
 _OPEN = frozenset({"/health"})
 _JSON, _PACKED = "application/json", "application/octet-stream"
@@ -112,7 +112,7 @@ class _PolicyServer:
     async def http(self, request: Request, do: Callable[[dict[str, Any]], Any], more: Mapping[str, Any]) -> Response:
         """Answer a request whose body is a JSON object, packed, or empty."""
         try:
-            body = await limited_body(request, self.body_bytes)
+            body = await receive_body(request, self.body_bytes)
             if body is None:
                 return Response(status_code=400)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -235,9 +235,9 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_token = is_token(bearer(headers.get("authorization", "")), self._token)
+        has_token = is_token(parse_bearer(headers.get("authorization", "")), self._token)
         if not has_token and scope["type"] == "http":
-            send = closing(send)
+            send = close_after(send)
         refusal = self._refusal(scope["path"], headers, has_token=has_token)
         if refusal is None:
             await self._app(scope, receive, send)

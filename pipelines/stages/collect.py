@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import ExplorationSettings, Settings
 from pipelines.envs.env import ActorsFailed, EnvSpec
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent

@@ -62,7 +62,7 @@ def compare(
         metrics={
             "metric": metric,
             "statistic": statistic,
-            "groups": [_described(group) for group in groups],
+            "groups": [_describe_group(group) for group in groups],
             "improvement": [
                 {"better": each.better, "than": each.than, **_interval("probability", each.probability)}
                 for each in better
@@ -103,7 +103,7 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
     learning_curve(to, series, title=title, metric=what, unit=_UNITS[axis])
 
 
-def _described(group: RunGroup) -> dict[str, Any]:
+def _describe_group(group: RunGroup) -> dict[str, Any]:
     return {
         "name": group.name,
         "settings": dict(group.settings),

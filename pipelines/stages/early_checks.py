@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import trust
-from pipelines.config.bundle_record import read_settings
-from pipelines.config.lakes import refuse_scheme
+from pipelines.config.places import refuse_scheme
+from pipelines.config.policy_files import load_record
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.make import require_trust
@@ -21,7 +21,7 @@ WEIGHTS = "weights"
 def bundle_document(directory: Path, *, foreign: bool = False) -> dict[str, Any]:
     """Return the settings that a bundle has: its environment. `foreign`: raise InputMissing if that would import a
     module, unless the user typed its name."""
-    env: Mapping[str, Any] = read_settings(directory)
+    env: Mapping[str, Any] = load_record(directory)["env"]
     name = env.get("name")
     if foreign and isinstance(name, str):
         with trust.only(trust.typed_names() or ()):

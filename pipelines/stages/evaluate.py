@@ -22,8 +22,7 @@ from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
 from pipelines.envs.env import EnvSpec
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
-from pipelines.evaluation.adaptation import example
-from pipelines.evaluation.adaptation import metrics as describe
+from pipelines.evaluation.adaptation import compute_metrics, make_example
 from pipelines.evaluation.runner import join_results, play_episodes
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
@@ -329,7 +328,7 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
         "default_greedy": plan.checkpoint.greedy,
-        "metrics": describe(results, every_task=bool(plan.tasks)),
+        "metrics": compute_metrics(results, every_task=bool(plan.tasks)),
         "known": baselines(results.spec),
         "time": time.time(),
         "seconds": results.seconds,
@@ -339,12 +338,12 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
 
 def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -> None:
     """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have."""
-    examples = {"update": 0, **example(spec)}
+    examples = {"update": 0, **make_example(spec)}
     if (known := find_reference(env, wanted.reference)) is not None:
         examples |= add_normalized({"metrics": examples}, known)["metrics"]
     gate.require_names(wanted.require, examples)
     if wanted.mark_best is True:
-        gate.value(wanted.best_by, examples)
+        gate.find_value(wanted.best_by, examples)
 
 
 def add_normalized(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
@@ -405,7 +404,7 @@ def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener
 
 def _mark_best(directory: RunDirectory, update: int, report: Mapping[str, Any], series: str, best_by: str) -> None:
     """Point `best` at the update if its score beats the best so far; scores of another series begin again."""
-    score = gate.value(best_by, report["metrics"])
+    score = gate.find_value(best_by, report["metrics"])
     best, wanted = directory.load_record().get("best"), report["settings"]
     if best is None or (best["by"], best.get("series")) != (best_by, series) or score > best["score"]:
         checkpoints.mark_best(directory.checkpoints, update)

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from pipelines.config.lakes import refuse_scheme
+from pipelines.config.places import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.evaluation.adaptation import metrics as describe
+from pipelines.evaluation.adaptation import compute_metrics
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
@@ -175,10 +175,10 @@ def _proved(
     function = StepFunction(agent, capacity=capacity)
     listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
     files = forms.make(function, chosen, weights=settings.export.weights)
-    record = {**specification(checkpoint.record, greedy=greedy), **forms.described(function), "forms": list(chosen)}
+    record = {**specification(checkpoint.record, greedy=greedy), **forms.describe(function), "forms": list(chosen)}
     record["weights"] = settings.export.weights
     if forms.AOTI in chosen:
-        record["compiled"] = forms.compiled_for()
+        record["compiled"] = forms.describe_target()
     listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
     wanted = settings.evaluate
     env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
@@ -190,7 +190,7 @@ def _proved(
     agreements = {}
     for form in chosen:
         listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
-        step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
+        step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
         agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
     parity.require(agreements)
     report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
@@ -235,9 +235,9 @@ def _evaluations(
                     checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent
                 ).policy
             else:
-                step = forms.opened(form, files[forms.FILES[form]], record, actors)
+                step = forms.open_form(form, files[forms.FILES[form]], record, actors)
                 policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
-            figures = describe(evaluate(env, policy, episodes=episodes, listener=listener))
+            figures = compute_metrics(evaluate(env, policy, episodes=episodes, listener=listener))
         finally:
             env.close()
         found[form] = {key: value for key, value in figures.items() if key not in ("per_task", "published")}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.run_directory import RunDirectory, process
+from pipelines.config.run_directory import RunDirectory, describe_process
 from pipelines.config.settings import EnvSettings, Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
@@ -97,7 +97,7 @@ class _Ingestion:
         self.before = self._next = self._expired = 0
         if existing is not None:
             existing.require_schema(Schema(source.spaces))
-            self.before, self._next, self._expired = stored(existing, name)
+            self.before, self._next, self._expired = count_stored(existing, name)
 
     def refuse_other_content(self, *, fresh: bool) -> None:
         """Raise InputMissing if the lake was filled from the same place when its contents were different."""
@@ -105,7 +105,11 @@ class _Ingestion:
             return
         for name, record in collectors.read_all(self._existing).items():
             known = (record.get("env") or {}).get("source")
-            if not isinstance(known, dict) or known.get("name") != self._place or not stored(self._existing, name)[0]:
+            if (
+                not isinstance(known, dict)
+                or known.get("name") != self._place
+                or not count_stored(self._existing, name)[0]
+            ):
                 continue
             if known.get("fingerprint") != self._source.fingerprint:
                 raise InputMissing(
@@ -173,7 +177,7 @@ class _Ingestion:
             run=None if directory is None else collectors.place(directory.path) | {"id": directory.identity},
             env=env,
             seed=self._settings.seed,
-            process=process(),
+            process=describe_process(),
         )
 
     def _batches(self) -> Iterator[Trajectories]:
@@ -222,7 +226,7 @@ def steps_of(batch: Trajectories) -> int:
     return sum(batch.rows) - len(batch)
 
 
-def stored(lake: Lake, collector: str) -> tuple[int, int, int]:
+def count_stored(lake: Lake, collector: str) -> tuple[int, int, int]:
     """Count the steps that `collector` has stored, including expired ones; return also the next free number and how
     many trajectories have expired."""
     lake.salvage()

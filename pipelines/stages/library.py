@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.changes import acting_keys, imports_source, refuse_unused
-from pipelines.config.lakes import located, parse_share
+from pipelines.config.changes import imports_source, list_acting_keys, refuse_unused
 from pipelines.config.load import fold, resolve
-from pipelines.config.places import bundle_directory, is_run
+from pipelines.config.places import find_bundle, is_run, locate_lake, parse_share
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import Settings, SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
@@ -81,7 +79,7 @@ def collect(
     imports = imports_source(
         source or keys.get("source.name") or stored.get("source", {}).get("name", ""),
         is_typed=source is not None or any(key.partition(".")[0] == "source" for key in keys),
-        acting=acting + acting_keys(keys),
+        acting=acting + list_acting_keys(keys),
     )
     if run is None or RunDirectory(run).exists():
         refuse_unused("collect", keys)
@@ -92,7 +90,7 @@ def collect(
         from pipelines.stages import ingest
 
         if lake is None and resolved.source.lake:
-            lake = located(resolved.source.lake, directory or Path())
+            lake = locate_lake(resolved.source.lake, directory or Path())
         return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh)
     from pipelines.stages import collect as engine
 
@@ -206,7 +204,7 @@ def evaluate(
     """
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
     refuse_unused("evaluate", settings or {})
-    packed = None if is_run(Path(run)) else bundle_directory(run)
+    packed = None if is_run(Path(run)) else find_bundle(run)
     if packed is not None:
         from pipelines.stages import early_checks
         from pipelines.stages.evaluate import run_bundle
@@ -225,7 +223,7 @@ def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, flo
     """Return the lakes that `run` trains on, each with its initial and final weight."""
     if not lakes:
         raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
-    return [(located(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
+    return [(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
 
 
 def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipelines.config.changes import may_change
-from pipelines.config.difference import flattened
-from pipelines.config.launch import is_main
+from pipelines.config.changes import flatten, may_change
+from pipelines.config.host import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import IntegrityError, UsageError
@@ -249,7 +248,7 @@ def read_budget(plan: Mapping[str, Any]) -> Budget:
 
 def make_record(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
-    own = flattened(given)
+    own = flatten(given)
     changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
     return {"name": "", "profile": "", "changed": changed, "given": own, "plan": made.plan}
 
@@ -271,7 +270,7 @@ def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any
             f"'{directory.path}' was run by recipe '{name or 'unknown'}'",
             hint="name the recipe to go on, start over with --fresh, or choose another --run",
         )
-    stored, now, before = read_budget(plan), flattened(given), recipe.get("given")
+    stored, now, before = read_budget(plan), flatten(given), recipe.get("given")
     problems = [] if stored == budget else [f"{stored.text} -> {budget.text}"]
     for key, value in before.items() if isinstance(before, dict) else ():
         if key not in now and not may_change(key):

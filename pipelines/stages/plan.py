@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.lakes import located, parse_share
+from pipelines.config.places import locate_lake, parse_share
 from pipelines.config.settings import Settings, StageSettings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import IntegrityError
@@ -124,8 +124,8 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
     if not texts:
         filling = {"ingest": settings.source.lake, "collect": ""}
         filled = [filling[entry.stage] for entry in settings.stages if entry.stage in filling]
-        return [Source(place) for place in dict.fromkeys(located(text, run) for text in filled or [""])]
-    return [Source(located(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
+        return [Source(place) for place in dict.fromkeys(locate_lake(text, run) for text in filled or [""])]
+    return [Source(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
 
 
 def _weighed(train: TrainSettings, progress: float) -> TrainSettings:

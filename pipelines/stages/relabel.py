@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.config.relabelling import RelabelSettings
-from pipelines.config.settings import Settings
+from pipelines.config.settings import RelabelSettings, Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.footer import hex_uids

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.config.encoders import WITHOUT_MEMORY
-from pipelines.config.model import AgentSettings
+from pipelines.config.model import WITHOUT_MEMORY, AgentSettings
 from pipelines.config.settings import EnvSettings, TrainSettings
 from pipelines.envs.make import settings_model
 from pipelines.errors import InputMissing, UsageError

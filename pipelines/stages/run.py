@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.lakes import located
-from pipelines.config.launch import announced, is_main
+from pipelines.config.host import count_ranks, is_main
+from pipelines.config.places import locate_lake
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.data.mixture import Share
@@ -50,7 +50,7 @@ from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_c
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_ranks import TrainOrder
-from pipelines.stages.train import described
+from pipelines.stages.train import describe_lakes
 from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
@@ -72,12 +72,12 @@ def run(
 
     `recipe` is recorded: which one this is, and how the settings differ from it.
     """
-    if announced() > 1:
+    if count_ranks() > 1:
         ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
     if not is_main():
         return run_ranks.take_part(run, listener)
     try:
-        with ranks.giving_orders() as give:
+        with ranks.send_orders() as give:
             result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe, give=give)
         ranks.leave()
     except Exception:
@@ -137,7 +137,7 @@ def _run(
         with contextlib.ExitStack() as stack:
             recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
-                recorded = stack.enter_context(live.refreshing(run, recorded))
+                recorded = stack.enter_context(live.keep_fresh(run, recorded))
             stack.enter_context(track_run(settings.track.to, directory, settings.document(), recorded))
             runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
@@ -202,7 +202,7 @@ class ChainRunner:
         return {stage: seconds}
 
     def _ingest(self, step: PlannedStage, listener: Listener) -> None:
-        lake = located(self.settings.source.lake, self.directory.path)
+        lake = locate_lake(self.settings.source.lake, self.directory.path)
         self._figures["ingest"] = ingest.run(self.settings, lake=lake, listener=listener).metrics
 
     def _collect(self, step: PlannedStage, listener: Listener) -> None:
@@ -294,7 +294,7 @@ class ChainRunner:
         mixed = self._mixed(step, listener)
         shares = zip(self._lakes, (share for _, share in mixed), strict=True)
         self._give(TrainOrder.of(trainer, tuple(shares), step.target))
-        with ranks.together():
+        with ranks.raise_together():
             pass  # the other ranks follow, or refuse
         in_flight = self._figures.get("collect", {}).get("in_flight_share")
         about_data = {} if in_flight is None else {"in_flight_share": in_flight}
@@ -310,7 +310,7 @@ class ChainRunner:
         now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}
         mixed = [(lake, now.get(place, Share(0.0, 0.0))) for place, lake in self._lakes.items()]
         if len(mixed) > 1 or self.directory.lake not in self._lakes:
-            self.directory.update_record(lakes=described(mixed))
+            self.directory.update_record(lakes=describe_lakes(mixed))
         return mixed
 
     def _relabel(self, step: PlannedStage, listener: Listener) -> None:
@@ -373,7 +373,7 @@ class ChainRunner:
     def _summary_figures(self) -> dict[str, Any]:
         """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
         run's own settings, with the update and the tasks that they belong to."""
-        done = numbers(self.directory.checkpoints)
+        done = list_checkpoints(self.directory.checkpoints)
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
             "steps": self._steps(),

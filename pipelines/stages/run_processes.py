@@ -126,7 +126,7 @@ class RunProcesses:
                 self._signal(each)
                 each.stopping = True
 
-    def ended(self) -> list[EndedRun]:
+    def take_ended(self) -> list[EndedRun]:
         """Return the runs whose processes have ended since the last call."""
         for due, planned, tries in [each for each in self._later if each[0] <= time.monotonic()]:
             self._later.remove((due, planned, tries))

@@ -40,8 +40,8 @@ class TrainOrder:
 def take_part(run: Path, listener: Listener) -> Result:
     """Train whenever rank 0 does, until it has carried out the chain."""
     trainer, opened, started = None, dict[Path | str, Lake](), time.monotonic()
-    for order in ranks.orders():
-        with ranks.together():
+    for order in ranks.receive_orders():
+        with ranks.raise_together():
             if trainer is None:
                 trainer = Trainer(order.settings, RunDirectory(run), order.spaces)
             if trainer.learner.update != order.update:

@@ -55,7 +55,7 @@ class Dimension:
             return trial.suggest_int(self.key, self.low, self.high, log=self.log, step=self.step or 1)
         return trial.suggest_float(self.key, self.low, self.high, log=self.log, step=self.step)
 
-    def stored(self, value: Any) -> Any:
+    def read_stored(self, value: Any) -> Any:
         """Return the value that a trial recorded for this setting."""
         return json.loads(value) if self.choices else value
 

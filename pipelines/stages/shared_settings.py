@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.changes import STAGE_TABLES, is_in
-from pipelines.config.difference import describe_changes, flattened
+from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, is_in
 from pipelines.errors import UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.files.checksums import read_sealed, sealed
+from pipelines.files.checksums import read_sealed, seal
 from pipelines.files.json import Form
 from pipelines.files.malformed import decoding
 
@@ -58,7 +57,7 @@ def require_shared_settings(
     every = sorted({*(known.varied if known else ()), *varied})
     wanted = {key: value for key, value in settings.items() if key in _TABLES} | dict(also or {})
     before, after = (
-        {key: value for key, value in flattened(document).items() if not is_in(key, every)}
+        {key: value for key, value in flatten(document).items() if not is_in(key, every)}
         for document in (known.settings if known else wanted, wanted)
     )
     if changed := describe_changes(before, after, may_change=may_change):
@@ -68,4 +67,4 @@ def require_shared_settings(
             problems=tuple(changed),
         )
     if known is None or every != known.varied:
-        write_atomically(path, sealed({"settings": wanted, "varied": every}, {}))
+        write_atomically(path, seal({"settings": wanted, "varied": every}, {}))

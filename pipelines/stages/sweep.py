@@ -91,10 +91,10 @@ def run(
             while waiting or not processes.is_idle:
                 while waiting and not processes.is_full:
                     processes.start(waiting.pop(0))
-                for each in processes.ended():
+                for each in processes.take_ended():
                     ended.append(each)
                     done += 1
-                    listener(Notice(stage="sweep", text=f"{done}/{len(planned)} {described(each, metric)}"))
+                    listener(Notice(stage="sweep", text=f"{done}/{len(planned)} {describe_ended(each, metric)}"))
                 listener(Progress(stage="sweep", done=done, total=len(planned), unit="runs"))
                 time.sleep(_POLL_SECONDS)
     failed = [each for each in ended if each.code != 0]
@@ -115,7 +115,7 @@ def run(
     return result
 
 
-def described(ended: EndedRun, metric: str) -> str:
+def describe_ended(ended: EndedRun, metric: str) -> str:
     """Return a line about a run that has ended: its score, or what went wrong."""
     name = ended.planned.path.name
     if ended.code != 0:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines import trust
-from pipelines.config import launch
-from pipelines.config.cores import available_cores
+from pipelines.config import host
+from pipelines.config.host import count_cores
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Progress
 from pipelines.processes import describe_exit, pack_error, start_python
@@ -138,7 +138,7 @@ class LocalEngine:
     """Processes of this host, for about `count` tasks at a time, which share its cores."""
 
     def __init__(self, count: int) -> None:
-        self._threads = max(available_cores() // count, 1)
+        self._threads = max(count_cores() // count, 1)
         self._running: list[TaskProcess] = []
 
     def __enter__(self) -> LocalEngine:
@@ -184,7 +184,7 @@ class TaskProcess:
             self.process = start_python(
                 f"from pipelines.stages.tasks import main; main({theirs.fileno()})",
                 descriptors=(theirs.fileno(),),
-                environment={"OMP_NUM_THREADS": str(threads)} | launch.alone(),
+                environment={"OMP_NUM_THREADS": str(threads)} | host.strip_launcher(),
             )
         finally:
             theirs.close()

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.config.launch import is_main
+from pipelines.config.host import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
@@ -67,10 +67,10 @@ def run(
     started = time.monotonic()
     ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
     with contextlib.ExitStack() as held:
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 held.enter_context(directory.lock("train"))
-        with ranks.together():
+        with ranks.raise_together():
             train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
             directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
             opened = _open_lakes(sources, follow=train.follow, listener=listener)
@@ -82,21 +82,21 @@ def run(
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             spaces = opened[0].only_schema().spaces
-        with ranks.together():
+        with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
             if not fresh:
-                _refuse_other_lakes(directory, described(shared))
+                _refuse_other_lakes(directory, describe_lakes(shared))
         before = trainer.learner.update
         if add:
             train = train.model_copy(update={"steps": before + train.steps})
             settings = settings.model_copy(update={"train": train})
         data = trainer.draw_from(shared, listener)
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 if fresh:  # check all inputs before anything is removed or written
                     forget(directory)
                 directory.record("train", settings, fresh=fresh)
-                directory.update_record(lakes=described(shared))
+                directory.update_record(lakes=describe_lakes(shared))
         with contextlib.ExitStack() as recorded:
             listen = listener
             if is_main():
@@ -180,7 +180,7 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
     InputMissing if one does not exist, or if their spaces differ; UsageError if one is named twice.
     """
     if follow:
-        lakes = [wait_for(partial(_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
+        lakes = [wait_for(partial(_find_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
     else:
         lakes = [Lake(source.place) for source in sources]
     refuse_twice(lakes)
@@ -205,12 +205,12 @@ def refuse_twice(lakes: Sequence[Lake]) -> None:
             raise UsageError(f"lake '{lake.name}' is named twice", hint="give each lake once, with its weight")
 
 
-def _begun(place: Path | str) -> Lake | None:
+def _find_begun(place: Path | str) -> Lake | None:
     lake = Lake.find(place)
     return lake if lake is not None and lake.schemas() else None
 
 
-def described(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
+def describe_lakes(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
     """Describe the lakes of a training and their weights, for the run's record."""
     return [
         {"id": lake.id, "lake": _location(lake), "weight": share.first, "last": share.last} for lake, share in lakes
@@ -224,9 +224,14 @@ def _location(lake: Lake) -> str:
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return a phrase for each difference between two such records; a lake recreated in place counts as the same."""
-    gone = [f"--from-lake {_shown(old)}: no longer given" for old in before if not any(_same(old, n) for n in after)]
-    new = [f"--from-lake {_shown(new)}: not given before" for new in after if not any(_same(o, new) for o in before)]
-    return (*gone, *new)
+    gone, new = (
+        [each for each in some if not any(_same(each, other) for other in others)]
+        for some, others in ((before, after), (after, before))
+    )
+    return (
+        *(f"--from-lake {_format_share(each)}: no longer given" for each in gone),
+        *(f"--from-lake {_format_share(each)}: not given before" for each in new),
+    )
 
 
 def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -234,6 +239,6 @@ def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return one and (old["weight"], old["last"]) == (new["weight"], new["last"])
 
 
-def _shown(lake: dict[str, Any]) -> str:
+def _format_share(lake: dict[str, Any]) -> str:
     last = f"..{lake['last']:g}" if lake["last"] != lake["weight"] else ""
     return f"{lake['lake']}:{lake['weight']:g}{last}"

@@ -126,13 +126,13 @@ class _Tuner:
     def carry_out(self) -> None:
         from optuna.trial import TrialState
 
-        waiting = [self._resumed(trial) for trial in self._study.get_trials(states=(TrialState.RUNNING,))]
+        waiting = [self._resume(trial) for trial in self._study.get_trials(states=(TrialState.RUNNING,))]
         while True:
             done = self._done()
             while not self._processes.is_full and (waiting or done + len(self._going) < self._search.trials):
-                self._begin(waiting.pop() if waiting else self._asked())
+                self._begin(waiting.pop() if waiting else self._ask())
                 done = self._done()
-            for ended in self._processes.ended():
+            for ended in self._processes.take_ended():
                 self._end(ended)
                 done += 1
             if time.monotonic() - self._looked > _LOOK_SECONDS:
@@ -150,23 +150,23 @@ class _Tuner:
         ends = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return len(self._study.get_trials(deepcopy=False, states=ends))
 
-    def _asked(self) -> _Trial:
+    def _ask(self) -> _Trial:
         """Return a new trial with the settings that the sampler chose, written to the journal."""
         trial = self._study.ask()
         values = {dimension.key: dimension.choose(trial) for dimension in self._search.space}
-        return self._planned(trial.number, trial._trial_id, values)
+        return self._plan(trial.number, trial._trial_id, values)
 
-    def _resumed(self, trial: FrozenTrial) -> _Trial:
+    def _resume(self, trial: FrozenTrial) -> _Trial:
         """Return a trial that an earlier process left; one without all of its settings is given the rest."""
         import optuna
 
         live = optuna.trial.Trial(self._study, trial._trial_id)
         values = {dimension.key: dimension.choose(live) for dimension in self._search.space}
-        found = self._planned(trial.number, trial._trial_id, values)
+        found = self._plan(trial.number, trial._trial_id, values)
         found.reported = set(trial.intermediate_values)
         return found
 
-    def _planned(self, number: int, identity: int, values: Values) -> _Trial:
+    def _plan(self, number: int, identity: int, values: Values) -> _Trial:
         planned = self._search.plan({**values, "seed": self._search.seed}, _place(self._search, number))
         return _Trial(number=number, id=identity, planned=planned)
 
@@ -329,7 +329,7 @@ def _best(study: Study, search: Search) -> FrozenTrial:
 
 
 def _values(trial: FrozenTrial, search: Search) -> dict[str, Any]:
-    return {each.key: each.stored(trial.params[each.key]) for each in search.space if each.key in trial.params}
+    return {each.key: each.read_stored(trial.params[each.key]) for each in search.space if each.key in trial.params}
 
 
 def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> list[float]:
@@ -343,7 +343,7 @@ def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> 
         while waiting or not processes.is_idle:
             while waiting and not processes.is_full:
                 processes.start(waiting.pop(0))
-            ended += processes.ended()
+            ended += processes.take_ended()
             done = sum(each.is_done for each in planned) if ended else 0
             listener(Progress(stage="confirm", done=done, total=len(planned), unit="runs"))
             time.sleep(_POLL_SECONDS)

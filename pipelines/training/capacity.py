@@ -31,28 +31,28 @@ class CapacityCheck:
 
     def _check(self, number: int, view: View) -> None:
         try:
-            wanted, room = round(drawn_bytes(view) * self._share), view.lake.storage.room()
+            wanted, room = round(count_drawn_bytes(view) * self._share), view.lake.storage.room()
         except OSError:  # training says what is wrong with the store, if it needs it
             return
         if room is None or wanted <= room:
             return
         self._warned.add(number)
-        sizes = f"this host draws from {_shown(wanted)} of lake '{view.lake.name}', but"
+        sizes = f"this host draws from {_format_size(wanted)} of lake '{view.lake.name}', but"
         if is_remote(view.lake.name):
             text = (
-                f"{sizes} caches {_shown(room)}, so a window may cost the download of a whole segment; raise "
+                f"{sizes} caches {_format_size(room)}, so a window may cost the download of a whole segment; raise "
                 "AMAGO_CACHE_BYTES, select less (--where), or train on more hosts with train.shard = 'host'"
             )
         else:
-            text = f"{sizes} has {_shown(room)} of memory, so windows will be read from the disk"
+            text = f"{sizes} has {_format_size(room)} of memory, so windows will be read from the disk"
         self._listener(Notice(text=text, level="warning"))
 
 
-def _shown(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
 
 
-def drawn_bytes(view: View) -> int:
+def count_drawn_bytes(view: View) -> int:
     """Return the size of the files that hold trajectories that may be drawn."""
     chosen = view.table[view.table["weight"] > 0]
     numbers = np.union1d(chosen["segment"], chosen["base"])

@@ -11,9 +11,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from pipelines.config.launch import is_main
-from pipelines.config.relabelling import ReplaySettings
-from pipelines.config.settings import TrainSettings
+from pipelines.config.host import is_main
+from pipelines.config.settings import ReplaySettings, TrainSettings
 from pipelines.data.histories import HISTORY, HistoryContext
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
@@ -94,11 +93,11 @@ class TrainingData:
         if ranks.size() == 1:
             self.mixture.refresh(update)
             return
-        with ranks.together():
+        with ranks.raise_together():
             if is_main():
                 self.mixture.refresh(update)
         findings = ranks.broadcast([part.view.live.findings() for part in self.mixture.parts])
-        with ranks.together():
+        with ranks.raise_together():
             if not is_main():
                 self.mixture.refresh(update, findings)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines.config import cores
+from pipelines.config import host
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import InitSettings, TrainSettings
 from pipelines.data.batch import Batch
@@ -34,9 +34,9 @@ from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
 from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
-from pipelines.nets.precision import autocast
+from pipelines.nets.compute import autocast
 from pipelines.training import speed
-from pipelines.training.optimizer import grouped, learning_rate, make_optimizer
+from pipelines.training.optimizer import group_parameters, learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
 from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share_out
 
@@ -92,22 +92,22 @@ class Learner:
         named = self.shards.own(self.agent.trainable_parameters())
         self.names, self.parameters = [*named], [*named.values()]
         self.optimizer = make_optimizer(self.agent, self.settings, self.shards)
-        self.average = self._copied() if self.settings.ema_decay else []
+        self.average = self._copy_parameters() if self.settings.ema_decay else []
 
     def _share_out(self) -> None:
         """Share out the weights among ranks, with what a checkpoint has restored. At the first update, as in
         `_next_loss`."""
-        state, average = self.optimizer.state_dict(), self._named_average()
+        state, average = self.optimizer.state_dict(), self._name_average()
         self.agent.rescaled_too.clear()
         self.shards = share_out(self.agent, self.device)
         self._prepare()
-        restore_optimizer(self.optimizer, self.shards.of_optimizer(state, self._numbered(), Shards.cut))
-        for name, mean in self._named_average().items():
+        restore_optimizer(self.optimizer, self.shards.of_optimizer(state, self._list_names(), Shards.cut))
+        for name, mean in self._name_average().items():
             mean.copy_(self.shards.cut(name, average[name]))
 
-    def _numbered(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         """Return the names of parameters by their number in the optimiser's state."""
-        return [name for group in grouped(self.agent) for name in group]
+        return [name for group in group_parameters(self.agent) for name in group]
 
     def step(self, draw: Callable[[int], Batch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
         """One update. Returns detached scalar metrics.
@@ -119,7 +119,7 @@ class Learner:
         """
         if self.is_sharded and not self.shards.of:
             self._share_out()
-        batches = self._weighted([draw(self.micro_batch_size) for _ in self.micro_batches])
+        batches = self._weight_batches([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
         mask = self.settings.loss_mask
@@ -150,7 +150,7 @@ class Learner:
             self._report_errors(batches, errors, learnt)
         return metrics | norms
 
-    def _weighted(self, batches: list[Batch]) -> list[Batch]:
+    def _weight_batches(self, batches: list[Batch]) -> list[Batch]:
         """Divide importance weights by their maximum in the update."""
         weights = [batch.importance for batch in batches if batch.importance is not None]
         if not weights:
@@ -191,7 +191,7 @@ class Learner:
         parts = zip(runs, norms.split([size for _, size in runs]), strict=True)
         return {"grad_norm": total, **{f"grad_norm_{part}": torch.linalg.vector_norm(own) for (part, _), own in parts}}
 
-    def _copied(self) -> list[torch.Tensor]:
+    def _copy_parameters(self) -> list[torch.Tensor]:
         """Copies of the parameters; those of the heads follow PopArt, so that values of an average have true units."""
         heads = copy.deepcopy(self.agent.heads).requires_grad_(False)
         if isinstance(heads, CriticHeads):
@@ -209,7 +209,7 @@ class Learner:
             decay = min(self.settings.ema_decay, (1 + self.update) / (10 + self.update))
             torch._foreach_lerp_(self.average, [*self.parameters], 1 - decay)
 
-    def _named_average(self) -> dict[str, torch.Tensor]:
+    def _name_average(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.names, self.average, strict=True)) if self.average else {}
 
     def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
@@ -254,13 +254,13 @@ class Learner:
             [key(*place, Purpose.DROPOUT) for place in places],
         )
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend, ranks."""
-        found = speed.described(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
+        found = speed.describe(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
         if ranks.size() == 1:
             return found
         number = len(self.micro_batches) * ranks.size()
-        return found | ranks.described(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
+        return found | ranks.describe(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
 
     def state(self) -> dict[str, Any]:
         """Return whole weights, average and optimiser state. Where weights are shared out, a collective; rank 0 gets
@@ -268,8 +268,8 @@ class Learner:
         shards = self.shards
         return {
             "weights": shards.weights(self.agent.state_dict()),
-            "average": {name: shards.join(name, mean) for name, mean in self._named_average().items()},
-            "optimizer": shards.of_optimizer(self.optimizer.state_dict(), self._numbered(), Shards.join),
+            "average": {name: shards.join(name, mean) for name, mean in self._name_average().items()},
+            "optimizer": shards.of_optimizer(self.optimizer.state_dict(), self._list_names(), Shards.join),
         }
 
     def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
@@ -312,7 +312,7 @@ class Learner:
         state = checkpoint.training_state()
         with checkpoint.understood():
             self.agent.load_state_dict(dict(checkpoint.weights))
-            for name, mean in self._named_average().items():
+            for name, mean in self._name_average().items():
                 mean.copy_(checkpoint.acting[name])
             restore_optimizer(self.optimizer, state["optimizer"])
             self.update = checkpoint.update
@@ -346,4 +346,4 @@ def _part(name: str) -> str:
 
 def use_threads(threads: int) -> None:
     """Let torch use so many CPU threads (0: as OMP_NUM_THREADS and the available cores say), in this whole process."""
-    torch.set_num_threads(cores.threads(threads))
+    torch.set_num_threads(host.choose_threads(threads))

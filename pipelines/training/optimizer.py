@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipelines.config.settings import TrainSettings
-from pipelines.nets.positions import LearnedTable
+from pipelines.nets.transformer import LearnedTable
 from pipelines.training.sharding import NO_SHARDS, Shards
 
 _KERNELS = ("weight", "taps")  # how the networks name what multiplies activations
@@ -22,7 +22,7 @@ def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards =
     Kernels decay. Biases, gains, norms, positions and embeddings do not: zero is not a neutral value for them.
     """
     parameters = shards.own(dict(network.named_parameters()))
-    kernels, others = grouped(network)
+    kernels, others = group_parameters(network)
     groups: list[dict[str, Any]] = [
         {"params": [parameters[name] for name in kernels]},
         {"params": [parameters[name] for name in others], "weight_decay": 0.0},
@@ -30,14 +30,14 @@ def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards =
     return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
-def grouped(network: nn.Module) -> tuple[list[str], list[str]]:
+def group_parameters(network: nn.Module) -> tuple[list[str], list[str]]:
     """Return the names of the trainable parameters that decay and of those that do not, in the optimiser's order."""
-    kernels = decayed(network)
+    kernels = find_decayed(network)
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     return [name for name in names if name in kernels], [name for name in names if name not in kernels]
 
 
-def decayed(network: nn.Module) -> set[str]:
+def find_decayed(network: nn.Module) -> set[str]:
     """Names of the trainable parameters that weight decay shrinks: matrices and convolutions, by role.
 
     The role is the parameter's own name (its list's name within a `ParameterList`), because the shape does not show it:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.launch import is_main
+from pipelines.config.host import is_main
 from pipelines.errors import UsageError
 from pipelines.learning.agent import Agent
 from pipelines.nets import ranks

@@ -13,11 +13,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.model import TransformerSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.events import duration
 from pipelines.nets.attention import AttentionWindow, choose
-from pipelines.nets.precision import DTYPES
+from pipelines.nets.compute import DTYPES
 
 _TIMED_SECONDS = 0.5  # of updates, for the estimate
 # glibc's names (malloc.h), and the largest value of the second
@@ -66,7 +66,7 @@ def _why_not_compiled(device: torch.device) -> str | None:
     return None
 
 
-def described(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
+def describe(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
     """What a run computes with, for its record."""
     facts: dict[str, Any] = {"device": str(device), "precision": settings.precision, "compiled": compiled}
     if device.type == "cuda":

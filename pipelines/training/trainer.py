@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.launch import is_main
+from pipelines.config.host import is_main
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.batch import Batch
@@ -80,7 +80,7 @@ class Trainer:
             listener(Notice(text=text))
 
     def _continue(self, listener: Listener) -> None:
-        if numbers(self.directory.checkpoints):
+        if list_checkpoints(self.directory.checkpoints):
             checkpoint = checkpoints.load(self.directory.checkpoints)
             self._require_spaces(checkpoint)
             self._learnt = self.learner.restore(checkpoint)
@@ -116,14 +116,14 @@ class Trainer:
         """
         train = self.settings.train
         span = ranks.host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
-        with ranks.together():
+        with ranks.raise_together():
             if self._data is None:
                 schema, relay = Schema(self.learner.spaces), partial(self._relay, listener)
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
-        with ranks.together():
+        with ranks.raise_together():
             self.learner.agent.sequence.require_time(self._data.mixture.longest)
         return self._data
 
@@ -144,13 +144,13 @@ class Trainer:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption.
         `about_data`: figures of the data besides the lakes, logged with every line."""
         train = self.settings.train
-        compute = self.learner.described()
+        compute = self.learner.describe()
         if is_main():
             self.directory.update_record(compute=compute, **self._origin)
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         updates, size = range(self.learner.update, target), self.learner.micro_batch_size
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
-        with ranks.connected(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
+        with ranks.raise_rank_lost(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
             try:
                 return self._train(self._batches, data, target, listener, about_data)
             finally:

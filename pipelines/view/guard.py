@@ -15,7 +15,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.web.checks import bearer, closing, is_asked, is_token
+from pipelines.web.checks import close_after, is_asked, is_token, parse_bearer
 
 _POLICY = "; ".join(
     [
@@ -66,7 +66,7 @@ class GuardedApp:
         if refusal is None:
             await self._app(scope, receive, with_headers)
         else:
-            await refusal(scope, receive, closing(with_headers))
+            await refusal(scope, receive, close_after(with_headers))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Answer a request that is refused or redirected; None for a request that may pass."""
@@ -87,6 +87,6 @@ class GuardedApp:
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return response
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-        if is_token(cookie, self._token) or is_token(bearer(headers.get("authorization", "")), self._token):
+        if is_token(cookie, self._token) or is_token(parse_bearer(headers.get("authorization", "")), self._token):
             return None
         return PlainTextResponse(_NO_TOKEN, 403)

@@ -22,7 +22,7 @@ from pipelines.events import Event, Listener
 from pipelines.report.page import charting_script
 from pipelines.view.guard import GuardedApp
 from pipelines.view.viewer import LakeViewer
-from pipelines.web.checks import TooLarge, limited_body
+from pipelines.web.checks import TooLarge, receive_body
 
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -80,7 +80,7 @@ def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return JSONResponse({"error": "a query is sent as JSON"}, 415)
         try:
-            body = await limited_body(request, _MOST_BODY)
+            body = await receive_body(request, _MOST_BODY)
         except TooLarge:
             return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
         if body is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import Event, Listener, Notice, silent
@@ -241,7 +241,7 @@ class LakeViewer:
             "id": facts["policy_id"],
             "version": version,
             "run": places.get("path") if own is None else str(own.path),
-            "kept": None if own is None or version < 0 else version in numbers(own.checkpoints),
+            "kept": None if own is None or version < 0 else version in list_checkpoints(own.checkpoints),
         }
 
 

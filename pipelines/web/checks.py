@@ -31,13 +31,13 @@ def is_token(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
 
 
-def bearer(authorization: str) -> str:
+def parse_bearer(authorization: str) -> str:
     """Extract the token of an Authorization header; "" if it has none."""
     scheme, _, token = authorization.partition(" ")
     return token if scheme.lower() == "bearer" else ""
 
 
-def closing(send: Send) -> Send:
+def close_after(send: Send) -> Send:
     """Wrap `send` of a request without a token: its connection closes after the response, so strangers keep none."""
 
     async def send_and_close(message: Message) -> None:
@@ -48,7 +48,7 @@ def closing(send: Send) -> Send:
     return send_and_close
 
 
-async def limited_body(request: Request, most: int) -> bytes | None:
+async def receive_body(request: Request, most: int) -> bytes | None:
     """Receive the body of a request; None if the client went away. TooLarge beyond `most` bytes."""
     body = b""
     try:

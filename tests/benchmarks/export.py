@@ -41,12 +41,12 @@ def main() -> None:
     agent = Agent(spaces, settings).eval()
     function = StepFunction(agent, capacity=context)
     files = forms.make(function, wanted)
-    record = {"format": FORMAT, "version": VERSION, "spaces": spaces.to_json(), **forms.described(function)}
+    record = {"format": FORMAT, "version": VERSION, "spaces": spaces.to_json(), **forms.describe(function)}
     print(f"{'actors':>6}{'eager':>10}" + "".join(f"{form:>17}" for form in wanted) + "   steps a second (times eager)")
     for actors in ACTORS:
         ways: dict[str, Act] = {"eager": AgentPolicy(agent, num_actors=actors, capacity=context, greedy=True).act}
         for form in wanted:
-            step = forms.opened(form, files[forms.FILES[form]], record, actors)
+            step = forms.open_form(form, files[forms.FILES[form]], record, actors)
             ways[form] = forms.ExportedPolicy(step, record, greedy=True, seed=0).act
         ways = {name: walker(act, actors) for name, act in ways.items()}
         for way in ways.values():

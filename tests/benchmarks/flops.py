@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipelines.lake.spaces import Discrete
 from pipelines.learning.agent import Agent
-from pipelines.nets.critic import ActionValues
-from pipelines.nets.readout import Scalar
+from pipelines.nets.critic import ActionValues, Scalar
 from tests.learning import factories
 
 

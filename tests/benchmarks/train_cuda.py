@@ -23,7 +23,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.nets.attention import AttentionWindow, obstacle
+from pipelines.nets.attention import AttentionWindow, find_obstacle
 from pipelines.training.learner import Learner
 from tests.benchmarks.clock import Clock
 from tests.benchmarks.flops import floor
@@ -96,7 +96,7 @@ def measure(
     return {
         "seconds": cost, "first seconds": seconds[0], "updates/s": 1 / cost, "timesteps/s": steps / cost,
         "TFLOP": products / 1e12, "TFLOP/s": products / cost / 1e12, "MFU": products / cost / peak, "peak GB": memory,
-        "notices": learner.notices, "computes with": learner.described(), "parts": clock.seconds,
+        "notices": learner.notices, "computes with": learner.describe(), "parts": clock.seconds,
     }  # fmt: skip
 
 
@@ -111,7 +111,9 @@ def run(options: Any) -> None:
     for name, row in ROWS.items():
         if options.only is not None and options.only not in name:
             continue
-        missing = obstacle("flash", device, torch.bfloat16, AttentionWindow()) if row["attention"] == "flash" else None
+        missing = (
+            find_obstacle("flash", device, torch.bfloat16, AttentionWindow()) if row["attention"] == "flash" else None
+        )
         if missing is None:
             torch.compiler.reset()
             torch.cuda.empty_cache()

@@ -16,10 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipelines.config import bundle_record
+from pipelines.config import policy_files
 from pipelines.export import parity
 from pipelines.files.atomic import write_together
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.learning import bundle
 
 NAMES = ("quickstart", "tmaze", "cartpole")
@@ -56,10 +56,10 @@ def make(name: str, runs: Path) -> Path:
 
 def reduced(exported: Path) -> dict[str, bytes]:
     """Return the files of a bundle without its forms."""
-    record = bundle_record.read_record(exported)
+    record = policy_files.read_record(exported)
     files = {name: content for name, content in bundle.checked_files(exported, record).items() if name in KEPT}
     kept = {key: value for key, value in record.items() if key not in ("checksum", "files")}
-    return {**files, bundle_record.RECORD: sealed(kept | {"forms": []}, files)}
+    return {**files, policy_files.RECORD: seal(kept | {"forms": []}, files)}
 
 
 def score(evaluation: dict[str, object]) -> dict[str, object]:

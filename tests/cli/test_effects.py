@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from amago_cli.app import command
 from pipelines.config.base import SettingsModel
-from pipelines.config.difference import changes, flattened
+from pipelines.config.changes import find_changes, flatten
 from pipelines.config.settings import Settings
 from tests.cli.conftest import Amago, Call, tiny
 
@@ -168,14 +168,14 @@ def test_no_option_is_ignored(amago: Amago, small: Path, reads: Reads, mode: str
     words = MODES[mode]
     plain = dry(amago, *words)
     assert plain.code == 0, plain.err
-    before = flattened(plain.json["settings"])
+    before = flatten(plain.json["settings"])
     changed: dict[str, set[str]] = {}
     for name, given in options(str(words[0])):
         if given[0] in words:
             continue
         looked = dry(amago, *words, *given)
         if looked.code == 0:
-            changed[name] = set(changes(before, flattened(looked.json["settings"])))
+            changed[name] = set(find_changes(before, flatten(looked.json["settings"])))
             changed[name] |= {"(does)"} if looked.json.get("does") != plain.json.get("does") else set()
             assert changed[name], f"{given} changes nothing"
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.lakes import located, parse_share
+from pipelines.config.places import locate_lake, parse_share
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_a_weight_is_a_number_at_the_end(text: str, place: str, weight: float, l
 
 def test_a_place_may_be_in_the_run() -> None:
     run = Path("runs/a")
-    assert located("", run) == located("{run}", run) == located("{run}/lake", run) == run / "lake"
-    assert located("{run}/offline", run) == run / "offline"
-    assert located("lakes/b", run) == "lakes/b"
+    assert locate_lake("", run) == locate_lake("{run}", run) == locate_lake("{run}/lake", run) == run / "lake"
+    assert locate_lake("{run}/offline", run) == run / "offline"
+    assert locate_lake("lakes/b", run) == "lakes/b"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.places import hint, is_lake, is_run
+from pipelines.config.places import is_lake, is_run, suggest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing
 from pipelines.lake.store import Lake
@@ -42,5 +42,5 @@ def test_a_directory_of_several_says_what_is_in_it() -> None:
 
 def test_what_is_like_nothing_says_how_to_make_one() -> None:
     assert (hint_of("nowhere/at/all", Lake) or "").startswith("make one with: amago collect")
-    assert hint(Path("zzz"), is_run, inside="", otherwise="none") == "none"
+    assert suggest(Path("zzz"), is_run, inside="", otherwise="none") == "none"
     assert is_lake(Path("runs/maze"))

@@ -5,9 +5,8 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from pipelines.config.base import SettingsModel
+from pipelines.config.base import SettingsModel, describe_errors, describe_unknown_key, refuse_problems
 from pipelines.config.load import assign
-from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
@@ -36,7 +35,7 @@ class Outer(SettingsModel):
 def lines(document: object) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(document)
-    return describe(caught.value, Outer)
+    return describe_errors(caught.value, Outer)
 
 
 def test_a_value_says_what_was_expected_and_what_came() -> None:
@@ -51,19 +50,19 @@ def test_an_unknown_key_names_the_nearest_at_its_own_level() -> None:
 
 
 def test_a_key_that_is_near_to_none_lists_all() -> None:
-    assert unknown_key("a.zzz", "zzz", ["one", "two"]) == "a.zzz: no such key; known here: one, two"
+    assert describe_unknown_key("a.zzz", "zzz", ["one", "two"]) == "a.zzz: no such key; known here: one, two"
 
 
 def test_a_prefix_stands_before_every_key() -> None:
     with pytest.raises(ValidationError) as caught:
         Inner.model_validate({"sise": 1})
-    assert describe(caught.value, Inner, prefix="env") == ["env.sise: no such key; did you mean 'env.size'?"]
+    assert describe_errors(caught.value, Inner, prefix="env") == ["env.sise: no such key; did you mean 'env.size'?"]
 
 
 def test_refusing_counts_and_no_problem_is_no_error() -> None:
-    refuse([], "x.toml")
+    refuse_problems([], "x.toml")
     with pytest.raises(UsageError, match=r"2 errors in the configuration \(x.toml\)") as caught:
-        refuse(["a", "b"], "x.toml")
+        refuse_problems(["a", "b"], "x.toml")
     assert caught.value.problems == ("a", "b")
 
 
@@ -85,6 +84,6 @@ def test_a_complaint_of_our_own_is_shown_as_it_is(key: str, value: str) -> None:
     assign(document, ["agent", *key.split(".")], value)
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(document)
-    (line,) = describe(caught.value, Settings)
+    (line,) = describe_errors(caught.value, Settings)
     assert line.startswith(f"agent.{key}: unknown ")
     assert line.endswith("or module:attr" if value == "lstm" else "did you mean 'actor-critic'?")

@@ -11,7 +11,7 @@ from pipelines.config.recipes import shipped_recipes
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
-SCHEMA = reference.schema()
+SCHEMA = reference.make_schema()
 _PYTHON = {"integer": int, "number": int | float, "boolean": bool, "string": str, "array": list, "object": dict}
 
 
@@ -64,17 +64,17 @@ def test_a_mistake_does_not_fit_the_schema(key: str, value: Any) -> None:
 
 
 def test_every_setting_has_a_meaning_and_says_what_it_accepts() -> None:
-    for setting in reference.settings():
+    for setting in reference.list_settings():
         assert setting.about, setting.key
         assert setting.accepts not in ("", "any"), setting.key
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    listed = {setting.key: setting.default for setting in reference.settings()}
+    listed = {setting.key: setting.default for setting in reference.list_settings()}
     assert listed["train.steps"] == "1000"
     assert listed["train.device"] == '"auto"'
     assert listed["agent.critic.kind"] == "unset"
-    assert reference.default("agent.sequence.kind") == "transformer"
+    assert reference.find_default("agent.sequence.kind") == "transformer"
 
 
 def test_a_key_a_table_and_the_end_of_a_key_are_found() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from pipelines.config.base import find_models
 from pipelines.config.changes import STAGE_TABLES, find_mark, keeps_scores, may_change
 from pipelines.config.load import _validate, assign, parse_assignment, resolve
-from pipelines.config.problems import _models_in
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
 from pipelines.rollout.environment import env_model
@@ -19,7 +19,7 @@ from pipelines.rollout.environment import env_model
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
     for field in model.model_fields.values():
-        for inner in _models_in(field.annotation):
+        for inner in find_models(field.annotation):
             yield from models(inner)
 
 
@@ -93,7 +93,7 @@ def numeric_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[s
         types = set(kinds(field.annotation))
         if types:
             yield f"{prefix}{name}", types
-        for inner in _models_in(field.annotation):
+        for inner in find_models(field.annotation):
             if not get_origin(field.annotation) and inner is type(field.default):
                 yield from numeric_fields(inner, f"{prefix}{name}.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config.relabelling import ReplaySettings
+from pipelines.config.settings import ReplaySettings
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, UsageError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipelines.config.exploration import ExplorationSettings
+from pipelines.config.settings import ExplorationSettings
 from pipelines.envs.exploration import Exploration, perturb
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, make_grid

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.evaluation.adaptation import adaptation, example, metrics
+from pipelines.evaluation.adaptation import compute_adaptation, compute_metrics, make_example
 from pipelines.evaluation.runner import EpisodeResults, evaluate
 from pipelines.rollout.policies import RandomPolicy
 
@@ -29,7 +29,7 @@ def results(attempts, tasks=None, has_success=True):
 
 
 def test_means_gap_and_pairing():
-    curve = adaptation(np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=bool))
+    curve = compute_adaptation(np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=bool))
     assert curve.mean.tolist() == [0.25, 0.5, 1.0]
     assert curve.gap == 0.75
     assert curve.gap_ci95[0] <= 0.75 <= curve.gap_ci95[1]
@@ -40,13 +40,15 @@ def test_means_gap_and_pairing():
 def test_intervals_apart():
     rng = np.random.default_rng(0)
     better = np.stack([rng.random(500) < 0.3, rng.random(500) < 0.8], axis=1)
-    assert adaptation(better).apart
-    assert not adaptation(better[:, ::-1]).apart
-    assert not adaptation(np.stack([better[:, 0], rng.random(500) < 0.32], axis=1)).apart
+    assert compute_adaptation(better).apart
+    assert not compute_adaptation(better[:, ::-1]).apart
+    assert not compute_adaptation(np.stack([better[:, 0], rng.random(500) < 0.32], axis=1)).apart
 
 
 def test_metrics_are_plain_data_with_the_fields_scripts_rely_on():
-    found = json.loads(json.dumps(metrics(results([[0, 1], [1, 1], [0, 0], [0, 1]], tasks=["a", "b", "a", "b"]))))
+    found = json.loads(
+        json.dumps(compute_metrics(results([[0, 1], [1, 1], [0, 0], [0, 1]], tasks=["a", "b", "a", "b"])))
+    )
     assert found["episodes"] == 4
     assert found["return_mean"] == 1.0
     assert len(found["return_ci95"]) == 2
@@ -59,13 +61,13 @@ def test_metrics_are_plain_data_with_the_fields_scripts_rely_on():
 
 
 def test_success_is_absent_where_the_task_has_none():
-    found = metrics(results([[0], [1]], has_success=False))
+    found = compute_metrics(results([[0], [1]], has_success=False))
     assert "success_mean" not in found
     assert found["per_attempt"] == []
 
 
 def test_return_by_attempt_is_there_without_success():
-    found = metrics(results([[0, 1], [1, 1]], has_success=False))
+    found = compute_metrics(results([[0, 1], [1, 1]], has_success=False))
     assert found["per_attempt"] == [
         {"attempt": 1, "return_mean": 1.5, "return_ci95": [0.0, 3.0]},
         {"attempt": 2, "return_mean": 3.0, "return_ci95": [3.0, 3.0]},
@@ -86,8 +88,8 @@ def test_return_by_attempt_is_there_without_success():
 )
 def test_an_example_has_the_names_of_what_will_be_found(name, params):
     env = make(name, num_envs=2, seed=0, params=params)
-    found = metrics(evaluate(env, RandomPolicy(env.spec.spaces.action, seed=0), episodes=2))
-    known = example(env.spec)
+    found = compute_metrics(evaluate(env, RandomPolicy(env.spec.spaces.action, seed=0), episodes=2))
+    known = make_example(env.spec)
     assert known.keys() == found.keys()
     assert len(known["per_attempt"]) >= len(found["per_attempt"])
     for entry in found["per_attempt"]:
@@ -95,8 +97,8 @@ def test_an_example_has_the_names_of_what_will_be_found(name, params):
 
 
 def test_tasks_that_never_repeat_are_not_listed():
-    assert metrics(results([[0], [1]], tasks=["a", "b"]))["per_task"] == {}
+    assert compute_metrics(results([[0], [1]], tasks=["a", "b"]))["per_task"] == {}
 
 
 def test_a_single_episode():
-    assert metrics(results([[1]]))["return_ci95"] == [pytest.approx(1.0)] * 2
+    assert compute_metrics(results([[1]]))["return_ci95"] == [pytest.approx(1.0)] * 2

@@ -11,7 +11,7 @@ import pytest
 from pipelines.envs.env import Score
 from pipelines.envs.make import make
 from pipelines.envs.suites.reference_scores import ATARI, PROCGEN
-from pipelines.evaluation.adaptation import achievement_score, metrics
+from pipelines.evaluation.adaptation import compute_metrics, score_achievements
 from pipelines.evaluation.runner import EpisodeResults
 from pipelines.stages.evaluation_tables import tables
 
@@ -32,7 +32,7 @@ def results(returns, tasks, **of_spec):
 
 def test_human_normalised_score_is_a_mean_over_games():
     score = Score(name="human_normalized", bounds={"pong": (-20.0, 20.0), "breakout": (0.0, 10.0), "qbert": (0.0, 1.0)})
-    found = metrics(results([20, 0, 5, 5], ["pong", "pong", "breakout", "breakout"], score=score))
+    found = compute_metrics(results([20, 0, 5, 5], ["pong", "pong", "breakout", "breakout"], score=score))
     assert found["human_normalized_mean"] == pytest.approx((0.75 + 0.5) / 2)
     assert found["human_normalized_median"] == pytest.approx((0.75 + 0.5) / 2)
     low, high = found["human_normalized_ci95"]
@@ -42,29 +42,29 @@ def test_human_normalised_score_is_a_mean_over_games():
 
 def test_games_are_named_before_the_slash_of_a_task():
     score = Score(name="procgen_normalized", bounds={"maze": (5.0, 10.0)})
-    found = metrics(results([10, 5], ["maze/3", "maze/4"], score=score))
+    found = compute_metrics(results([10, 5], ["maze/3", "maze/4"], score=score))
     assert found["procgen_normalized_mean"] == 0.5
 
 
 def test_a_game_without_bounds_leaves_the_score_out():
     score = Score(name="human_normalized", bounds={"pong": (-20.0, 20.0)})
-    found = metrics(results([1, 1], ["pong", "et"], score=score))
+    found = compute_metrics(results([1, 1], ["pong", "et"], score=score))
     assert not [key for key in found if key.startswith("human_normalized")]
 
 
 def test_twentieth_percentile_is_over_the_tasks_means():
-    found = metrics(results([0, 2, 2, 2, 4, 4, 6, 6, 8, 8], [*"aabbccddee"]))
+    found = compute_metrics(results([0, 2, 2, 2, 4, 4, 6, 6, 8, 8], [*"aabbccddee"]))
     assert found["return_p20"] == pytest.approx(np.percentile([1, 2, 4, 6, 8], 20))
 
 
 def test_achievements_and_their_geometric_mean():
     achieved = np.array([[True, False], [True, True], [True, False], [True, False]])
     found = json.loads(
-        json.dumps(metrics(results([0] * 4, "abcd", achievements=("wake_up", "eat"), achieved=achieved)))
+        json.dumps(compute_metrics(results([0] * 4, "abcd", achievements=("wake_up", "eat"), achieved=achieved)))
     )
     assert found["achievements"] == {"wake_up": 1.0, "eat": 0.25}
     assert found["achievement_score"] == pytest.approx(np.exp((np.log(101) + np.log(26)) / 2) - 1)
-    assert achievement_score(np.zeros(22)) == 0.0
+    assert score_achievements(np.zeros(22)) == 0.0
 
 
 def test_the_result_shows_published_scores():
@@ -73,7 +73,7 @@ def test_the_result_shows_published_scores():
         "update": 1,
         "env": {"name": "x"},
         "settings": {"split": "test", "greedy": False},
-        "metrics": metrics(results([0.0], ["pong"], score=score)),
+        "metrics": compute_metrics(results([0.0], ["pong"], score=score)),
     }
     assert ["human normalized over pong", 0.5, 0.5, 0.5] in tables(report)[0].rows
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.export import forms
 from pipelines.export.assets.policy import MOST_FIELDS, TENSORS, OnnxPolicy, require_own_tensors
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from tests.export.node import NodePolicy
 from tests.export.test_policy_mjs import bundle
 from tests.export.test_step_function import made
@@ -35,7 +35,7 @@ def forge(folder: Path, change: Callable[[Any], bytes]) -> None:
     record = json.loads((folder / "policy.json").read_bytes())
     record = {name: value for name, value in record.items() if name not in ("checksum", "files")}
     (folder / "policy.onnx").write_bytes(files["policy.onnx"])
-    (folder / "policy.json").write_bytes(sealed(record, files))
+    (folder / "policy.json").write_bytes(seal(record, files))
 
 
 def weights_outside(model: Any) -> bytes:
@@ -74,7 +74,7 @@ def test_a_forged_graph_is_refused_before_a_runtime_opens_it(
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)
     record: dict[str, Any] = {"spaces": {"observation": [], "action": {"kind": "discrete", "n": 2}}, "memory": {}}
     with pytest.raises(ValueError, match="in another file"):
-        OnnxPolicy(given=(record, content)) if load == "alone" else forms.opened(forms.ONNX, content, record, 1)
+        OnnxPolicy(given=(record, content)) if load == "alone" else forms.open_form(forms.ONNX, content, record, 1)
 
 
 @pytest.mark.full

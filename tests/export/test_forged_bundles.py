@@ -18,7 +18,7 @@ from pipelines import trust
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.export.policy_bundle import load_policy
 from pipelines.export.verification import verify
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from tests.fuzz.odd import ODD, places_in
 from tests.tiers import examples
 
@@ -33,7 +33,7 @@ def forge(folder: Path, **changes: Any) -> Path:
     record = json.loads((ZOO / "policy.json").read_bytes())
     files = {name: (folder / name).read_bytes() for name in record.pop("files")}
     record.pop("checksum")
-    (folder / "policy.json").write_bytes(sealed(record | changes, files))
+    (folder / "policy.json").write_bytes(seal(record | changes, files))
     return folder
 
 

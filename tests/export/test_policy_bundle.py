@@ -13,7 +13,7 @@ import pytest
 from pipelines.envs.make import make
 from pipelines.envs.spec import ActionCodec, ObservationCodec
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.export.policy_bundle import executed, load_policy, write_bundle
+from pipelines.export.policy_bundle import load_policy, to_environment, write_bundle
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -53,7 +53,7 @@ def test_a_bundle_equals_the_trained_policy_over_whole_episodes(tmp_path: Path, 
         action = trained.act(observation, action, reward, time)
         single = {name.removeprefix("obs."): value[0] for name, value in observation.items()}
         chosen = deployed.act(single.get("obs", single), float(reward[0]))
-        np.testing.assert_array_equal(chosen, executed(action[0], spaces.action))
+        np.testing.assert_array_equal(chosen, to_environment(action[0], spaces.action))
         result = batch.step(action)
         observation, reward, time = result.observation, result.reward, time + 1
         if (result.terminated | result.truncated)[0]:
@@ -82,9 +82,9 @@ def test_the_bundles_own_loader_drives_a_gymnasium_environment(tmp_path: Path) -
 
 
 def test_actions_cross_into_the_environments_own_units() -> None:
-    assert executed(np.int32(2), Discrete(n=4, start=10)) == 12
+    assert to_environment(np.int32(2), Discrete(n=4, start=10)) == 12
     space = Box(shape=(2,), low=(-2.0, 0.0), high=(2.0, 10.0))
-    np.testing.assert_allclose(executed(np.array([1.0, -0.5], np.float32), space), [2.0, 2.5])
+    np.testing.assert_allclose(to_environment(np.array([1.0, -0.5], np.float32), space), [2.0, 2.5])
 
 
 TAKEN = {
@@ -124,8 +124,8 @@ def test_every_action_leaves_as_the_environment_takes_it(case: str) -> None:
     codec, rng = ActionCodec(TAKEN[case], name="x"), np.random.default_rng(0)
     given = np.concatenate([values(codec.space, (500,), rng), zeros(codec.space, (1,))])
     for action, expected in zip(given, codec.decode(given), strict=True):
-        np.testing.assert_allclose(executed(action, codec.space), expected, rtol=1e-6)
-        assert TAKEN[case].contains(executed(action, codec.space))
+        np.testing.assert_allclose(to_environment(action, codec.space), expected, rtol=1e-6)
+        assert TAKEN[case].contains(to_environment(action, codec.space))
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, chang
         columns = {f"obs.{name}": value[None] for name, value in seen.items()}
         previous = trained.act(columns, previous, np.ones(1, np.float32), np.array([time]))
         chosen = deployed.act(seen, 1.0)
-        np.testing.assert_array_equal(chosen, executed(previous[0], owner.spaces.action))
+        np.testing.assert_array_equal(chosen, to_environment(previous[0], owner.spaces.action))
         if "action_mask" in changes:
             assert seen["legal"][chosen]
             done.add(chosen)

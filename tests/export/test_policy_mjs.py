@@ -14,7 +14,7 @@ import pytest
 from pipelines.export import forms, parity
 from pipelines.export.assets.policy import OnnxPolicy
 from pipelines.export.step_function import StepFunction
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
 from tests.envs.own import Everything, Told
@@ -39,7 +39,7 @@ def bundle(owner: Agent, folder: Path) -> Path:
         "note": 'ä\x7f\U0001f600 "q"',
         "small": [1e-5, 1.0, 1e22],
     }
-    files["policy.json"] = sealed(record | {"spaces": owner.spaces.to_json(), **forms.described(function)}, files)
+    files["policy.json"] = seal(record | {"spaces": owner.spaces.to_json(), **forms.describe(function)}, files)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder

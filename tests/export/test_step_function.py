@@ -18,8 +18,8 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Rag
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
-from pipelines.nets.continuous import _erfinv
-from pipelines.nets.linear import SigmaLinear, folded
+from pipelines.nets.actor import invert_erf
+from pipelines.nets.linear import SigmaLinear, fold
 from tests.learning.factories import ACTIONS, agent, values
 from tests.tiers import some
 
@@ -131,14 +131,14 @@ def test_every_form_equals_acting(name: str) -> None:
         "version": VERSION,
         "greedy": True,
         "spaces": owner.spaces.to_json(),
-        **forms.described(function),
+        **forms.describe(function),
     }
     recorded = recording(owner)
     for form in (forms.ONNX, forms.TORCH):
-        found = parity.compare(recorded, forms.opened(form, files[forms.FILES[form]], record, N))
+        found = parity.compare(recorded, forms.open_form(form, files[forms.FILES[form]], record, N))
         assert found.greatest_difference <= parity.TOLERANCE, form
         assert (found.equal_greedy, found.equal_sampled) == (1.0, 1.0), form
-    one = forms.opened(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
+    one = forms.open_form(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
     alone = {key: rows[:, :1] for key, rows in recorded.items()}
     assert parity.compare(alone, one).greatest_difference <= parity.TOLERANCE
 
@@ -196,7 +196,7 @@ def test_large_rings_are_written_in_place(name: str, monkeypatch: pytest.MonkeyP
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
     content = forms.make(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
-    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.described(function)}
+    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.describe(function)}
     policy = runtime.OnnxPolicy(given=(record, content), actors=N)
     rings = {key: values for key, values in policy.memory.items() if key.startswith(("keys", "values"))}
     assert len(rings) == 4
@@ -226,14 +226,14 @@ def test_folding_keeps_the_function() -> None:
     layer = SigmaLinear(5, 7)
     inputs = torch.randn(9, 5)
     expected = layer(inputs)
-    plain = folded(torch.nn.Sequential(layer))
+    plain = fold(torch.nn.Sequential(layer))
     assert type(plain[0]) is torch.nn.Linear
     torch.testing.assert_close(plain(inputs), expected)
 
 
 def test_the_inverse_error_function_is_that_of_torch() -> None:
     x = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001)
-    torch.testing.assert_close(_erfinv(x), torch.erfinv(x), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(invert_erf(x), torch.erfinv(x), rtol=1e-6, atol=1e-7)
 
 
 def test_a_memory_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config import bundle_record, zoo
+from pipelines.config import places, policy_files
 from pipelines.envs.make import make
 from pipelines.evaluation.runner import evaluate
 from pipelines.export.verification import verify
@@ -28,26 +28,26 @@ SCORES = {"cartpole": 400.0, "quickstart": 3.5, "tmaze": 0.95}
 
 def report(name: str) -> dict[str, Any]:
     """Return the scores of the proof."""
-    return dict(json.loads((zoo.directory(name) / "parity.json").read_text())["evaluations"])
+    return dict(json.loads((places.locate_in_zoo(name) / "parity.json").read_text())["evaluations"])
 
 
 def test_the_zoo_is_complete_and_packaged() -> None:
-    assert zoo.names() == NAMES
+    assert places.list_zoo() == NAMES
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = document["tool"]["setuptools"]["package-data"]["pipelines"]
     for name in NAMES:
-        files = list(zoo.directory(name).iterdir())
+        files = list(places.locate_in_zoo(name).iterdir())
         assert sum(path.stat().st_size for path in files) < 1_000_000
         relative = [path.relative_to(ROOT / "pipelines").as_posix() for path in files]
         assert all(any(fnmatch(path, pattern) for pattern in patterns) for path in relative)
-        assert set(bundle_record.read_record(zoo.directory(name))["files"]) | {"policy.json"} == {
+        assert set(policy_files.read_record(places.locate_in_zoo(name))["files"]) | {"policy.json"} == {
             path.name for path in files
         }
 
 
 @pytest.mark.parametrize("name", some(NAMES, 0))
 def test_each_policy_verifies(name: str) -> None:
-    found = verify(zoo.directory(name), trust=False)
+    found = verify(places.locate_in_zoo(name), trust=False)
     assert found.holds
     assert list(found.forms) == ["weights"]
     assert found.forms["weights"].steps == 1_000
@@ -74,7 +74,7 @@ def play(env: Any, act: Any, episodes: int) -> np.ndarray:
 
 def environment(name: str, actors: int) -> Any:
     """Return the environment of a policy, with tasks that are not those of the report."""
-    own = bundle_record.read_settings(zoo.directory(name))
+    own = policy_files.load_record(places.locate_in_zoo(name))["env"]
     return make(own.pop("name"), num_envs=actors, seed=5, split="test", params=own)
 
 

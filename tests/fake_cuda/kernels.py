@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).with_name("packages")))
 import flash_attn
 from mamba_ssm.ops import selective_scan_interface
 
-from pipelines.config.encoders import MambaSettings
+from pipelines.config.model import MambaSettings
 from pipelines.nets import attention, mamba
-from pipelines.nets.attention import AttentionWindow, attend, choose, dense, obstacle
+from pipelines.nets.attention import AttentionWindow, attend, choose, dense, find_obstacle
 from pipelines.nets.packing import Packing
-from pipelines.nets.sequence import sequence_encoder
+from pipelines.nets.sequence import make_sequence_encoder
 
 LENGTHS = (13, 5, 4, 4, 13)
 WINDOWS = [
@@ -62,7 +62,7 @@ def errors(backend: str, window: AttentionWindow, *, packed: bool, head: int = 8
 @pytest.mark.parametrize("backend", ["flash", "varlen"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_permitted_windows_equal_the_definition(window: AttentionWindow, backend: str, packed: bool) -> None:
-    if obstacle(backend, CUDA, HALF, window, packed=packed) is not None:
+    if find_obstacle(backend, CUDA, HALF, window, packed=packed) is not None:
         assert choose(backend, CUDA, HALF, window, length=13, packed=packed) != backend
         return
     if window.dropout:  # no two kernels drop the same weights
@@ -121,8 +121,8 @@ def test_mamba_equals_its_scan(
     here = Packing(LENGTHS, time=13) if packed else None
     there = Packing(LENGTHS, time=13, device=CUDA) if packed else None
     torch.manual_seed(0)
-    encoder = sequence_encoder(6, MambaSettings(d_model=16, num_layers=2, state=4))
-    copy = sequence_encoder(6, MambaSettings(d_model=16, num_layers=2, state=4))
+    encoder = make_sequence_encoder(6, MambaSettings(d_model=16, num_layers=2, state=4))
+    copy = make_sequence_encoder(6, MambaSettings(d_model=16, num_layers=2, state=4))
     copy.load_state_dict(encoder.state_dict())
     copy = copy.to(CUDA)
     x, time = torch.randn(5, 13, 6), torch.arange(13).expand(5, -1)

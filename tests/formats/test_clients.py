@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.formats.make import open_importer
 from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.formats.flat import episodes

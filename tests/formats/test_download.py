@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Event, Notice, Progress
 from pipelines.formats.flat import datasets as d4rl_files

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.formats import hdf5
 from pipelines.formats.hdf5 import open_file
@@ -158,7 +158,7 @@ def read_in_a_child(kind: str, path: Path) -> str:
         "import resource, sys\n"
         # Seconds of CPU time, however busy the host is. The system then ends the process.
         "resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
-        "from pipelines.config.source import SourceSettings\n"
+        "from pipelines.config.settings import SourceSettings\n"
         "from pipelines.formats.make import open_importer\n"
         "try: list(open_importer(SourceSettings(name=sys.argv[1])).batches())\n"
         "except Exception as error: print(type(error).__name__, error)"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, UsageError
 from pipelines.formats.export import export
 from pipelines.formats.make import find_kind_and_place, open_importer

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.formats.make import find_kind_and_place, open_importer

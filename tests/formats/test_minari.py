@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Spaces

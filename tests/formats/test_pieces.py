@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.formats.export import export
 from pipelines.formats.make import open_importer
 from pipelines.lake.reading import Reader

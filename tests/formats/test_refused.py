@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.formats.make import open_importer
 from tests.formats.d4rl_data import flat, without, write

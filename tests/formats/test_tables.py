@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.formats.make import open_importer
 from pipelines.formats.tables import files as module

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config.source import SourceSettings
+from pipelines.config.settings import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Box, Discrete, Spaces

@@ -14,7 +14,7 @@ from random import Random
 import pyarrow as pa
 import tomli_w
 
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake import footer
 from tests.fuzz.datasets import odd_table
 from tests.fuzz.odd import ODD, Mutation, changed_bytes, odd, places_in, scramble
@@ -27,7 +27,7 @@ def changed_sealed(path: Path, rng: Random) -> None:
     names = record.pop("files")
     record = odd(record, rng)
     files = {name: (path.parent / name).read_bytes() for name in names}
-    path.write_bytes(sealed(record if isinstance(record, dict) else {"x": record}, files))
+    path.write_bytes(seal(record if isinstance(record, dict) else {"x": record}, files))
 
 
 def resealed(path: Path, change: Callable[[bytes, Random], bytes]) -> Mutation:
@@ -38,7 +38,7 @@ def resealed(path: Path, change: Callable[[bytes, Random], bytes]) -> Mutation:
         record = json.loads((file.parent / path).read_bytes())
         record.pop("checksum")
         names = record.pop("files")
-        (file.parent / path).write_bytes(sealed(record, {name: (file.parent / name).read_bytes() for name in names}))
+        (file.parent / path).write_bytes(seal(record, {name: (file.parent / name).read_bytes() for name in names}))
 
     return apply
 

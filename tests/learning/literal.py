@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from pipelines.lake.spaces import Discrete
+from pipelines.nets.actor import action_entropy
 from pipelines.nets.critic import ActionValues
-from pipelines.nets.distributions import action_entropy
 from pipelines.nets.features import features
 
 

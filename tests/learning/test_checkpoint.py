@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.learning import checkpoint as checkpoints
 
@@ -29,7 +29,7 @@ def save(directory: Path, update: int, keep: int = 10) -> Path:
 def test_the_newest_is_the_latest_and_numbers_are_named(tmp_path: Path) -> None:
     for update in (5, 20, 100):
         save(tmp_path, update)
-    assert numbers(tmp_path) == [5, 20, 100]
+    assert list_checkpoints(tmp_path) == [5, 20, 100]
     assert checkpoints.load(tmp_path).update == 100
     assert (tmp_path / "latest").resolve().name == "000100"
     assert checkpoints.load(tmp_path, "20").weights["w"].tolist() == [20.0] * 3
@@ -40,7 +40,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     checkpoints.mark_best(tmp_path, 1)
     for update in (2, 3, 4):
         save(tmp_path, update, keep=2)
-    assert numbers(tmp_path) == [1, 3, 4]
+    assert list_checkpoints(tmp_path) == [1, 3, 4]
     assert checkpoints.load(tmp_path, "best").update == 1
 
 
@@ -60,7 +60,7 @@ def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-000007-999999999").mkdir(parents=True)
     save(tmp_path, 8)
     assert not list(tmp_path.glob(".tmp-*"))
-    assert numbers(tmp_path) == [8]
+    assert list_checkpoints(tmp_path) == [8]
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "checkpoint.json"])
@@ -119,13 +119,13 @@ def test_saving_the_same_update_again_never_leaves_less_than_one(
     seen: list[list[int]] = []
 
     def slow(path: Path, **_: object) -> None:
-        seen.append(numbers(tmp_path))
+        seen.append(list_checkpoints(tmp_path))
         assert all(checkpoints.load(tmp_path, str(number)) for number in seen[-1])
 
     monkeypatch.setattr(checkpoints.shutil, "rmtree", slow)
     save(tmp_path, 2, keep=1)
     assert [] not in seen
-    assert numbers(tmp_path) == [2]
+    assert list_checkpoints(tmp_path) == [2]
 
 
 def test_links_that_a_dead_writer_left_are_removed(tmp_path: Path) -> None:

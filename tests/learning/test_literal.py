@@ -150,7 +150,7 @@ def test_retrace_counts_legal_actions_only():
 
 
 def test_rows_in_several_chunks(monkeypatch):
-    monkeypatch.setattr("pipelines.nets.passes.CPU_ROWS", 5)
+    monkeypatch.setattr("pipelines.nets.critic.CPU_ROWS", 5)
     for action, changes in (("discrete", {}), ("box", {"actor_samples": 2}), ("discrete", MULTI)):
         owner = made(action, changes)
         compare(owner, batch(owner, **LENGTHS))

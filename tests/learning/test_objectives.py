@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.learning.objectives import cross_entropy, squared_error
-from pipelines.nets.readout import TwoHot
+from pipelines.nets.critic import TwoHot
 
 
 def test_the_gradient_of_the_squared_error_is_that_of_autograd():

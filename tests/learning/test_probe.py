@@ -3,7 +3,7 @@ import math
 import torch
 from torch import nn
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.model import TransformerSettings
 from pipelines.learning.diagnostics import dead_units, probe
 from pipelines.nets.transformer import Transformer
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, UsageError
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.store import Lake
 from pipelines.learning import published
 from pipelines.learning.checkpoint import Checkpoint
@@ -128,10 +128,10 @@ DAMAGE: dict[str, Callable[[Lake], None]] = {
     "pointer cut": lambda lake: _change(lake, "latest.json", lambda content: content[:-5]),
     "pointer altered": lambda lake: _change(lake, "latest.json", lambda content: content.replace(b"200", b"300")),
     "pointer of another run": lambda lake: _change(
-        lake, "latest.json", lambda _: sealed({"update": 200, "run": "other"}, {"000200.json": b""})
+        lake, "latest.json", lambda _: seal({"update": 200, "run": "other"}, {"000200.json": b""})
     ),
     "pointer to elsewhere": lambda lake: _change(
-        lake, "latest.json", lambda _: sealed({"update": "../../x", "run": "run-1"}, {})
+        lake, "latest.json", lambda _: seal({"update": "../../x", "run": "run-1"}, {})
     ),
     "pointer too large": lambda lake: _change(lake, "latest.json", lambda content: content + b" " * (1 << 17)),
     "record altered": lambda lake: _change(lake, "000200.json", lambda content: content.replace(b"8", b"9")),

@@ -10,8 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional as F
 
-from pipelines.config.encoders import Activation
-from pipelines.config.model import ActorSettings
+from pipelines.config.model import Activation, ActorSettings
 from pipelines.learning.acting import AgentPolicy
 from pipelines.nets.actor import Actor
 from tests.learning.factories import agent, batch

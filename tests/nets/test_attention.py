@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from pipelines.nets import attention, flex
-from pipelines.nets.attention import BACKENDS, AttentionWindow, attend, attend_cached, choose, dense, obstacle
+from pipelines.nets import attention
+from pipelines.nets.attention import BACKENDS, AttentionWindow, attend, attend_cached, choose, dense, find_obstacle
 from pipelines.nets.packing import Packing
 from tests.tiers import some
 
@@ -78,7 +78,7 @@ def usable(device, dtype=torch.float32):
     for name in sorted(BACKENDS):
         for window in SIGHTS:
             for packed in (False, True):
-                why = obstacle(name, device, dtype, window.within(7), packed=packed)
+                why = find_obstacle(name, device, dtype, window.within(7), packed=packed)
                 if why is None or (name == "flex" and device == CPU):
                     yield pytest.param(name, window, packed, id=f"{name}-{window}-{'packed' if packed else 'padded'}")
 
@@ -92,7 +92,7 @@ def test_dropout_zeroes_single_weights_and_scales_the_others(backend, packed):
     packing = Packing(LENGTHS, time=7) if packed else None
     q, k, _ = qkv(batch=len(packing.document_RW) if packed else 40, heads=50, size=7).detach()
     window = AttentionWindow(size=3, sink=1, dropout=0.25)
-    expected = attention.weights(q, k, window, packing)
+    expected = attention.compute_weights(q, k, window, packing)
     values = torch.eye(7).expand(*q.shape[:2], -1, -1)  # what comes out are the weights
     found = BACKENDS[backend](q, k, values, window, packing)
     kept = found != 0
@@ -174,7 +174,7 @@ def test_backend_equals_dense_on_cuda(backend, window, packed, size):
     if size == 6 and window not in SIGHTS[:3]:
         pytest.skip("heads of another size: with a few masks")
     torch.compiler.reset()  # a kernel for every mask, however many there have been
-    flex._compiled.cache_clear()
+    attention._compile_flex.cache_clear()
     packing = Packing(LENGTHS, time=7, device="cuda") if packed else None
     real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool, device="cuda")
     compare(backend, window, packing, real, size=size, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
@@ -199,7 +199,7 @@ def test_the_choice_follows_what_can_be_used():
     assert choose("auto", CPU, torch.float32, AttentionWindow(logit_clip=30.0), **long) == "dense"
     assert choose("dense", CPU, torch.float32, AttentionWindow(), **long) == "dense"
     assert choose("flash", CPU, torch.bfloat16, AttentionWindow(), **long) == "sdpa"  # speed only
-    assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, AttentionWindow())
+    assert "CUDA" in find_obstacle("flash", CPU, torch.bfloat16, AttentionWindow())
     assert AttentionWindow(size=9, dropout=0.1).within(9) == AttentionWindow(dropout=0.1)
 
 
@@ -224,7 +224,7 @@ def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
     attention._lacks.cache_clear()
     try:
         assert (
-            obstacle("flash", CUDA, torch.bfloat16, AttentionWindow())
+            find_obstacle("flash", CUDA, torch.bfloat16, AttentionWindow())
             == "flash-attn cannot be imported (undefined symbol)"
         )
         assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(), length=64) == "sdpa"

@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional as F
 
-from pipelines.config.encoders import ImageSettings
-from pipelines.nets.cnn import ImageEncoder, Residual
+from pipelines.config.model import ImageSettings
+from pipelines.nets.timestep import ImageEncoder, Residual
 
 
 def test_a_residual_block_adds_two_normalised_convolutions_to_its_input():

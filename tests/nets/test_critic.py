@@ -9,10 +9,8 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets import critic as critics
-from pipelines.nets import passes
-from pipelines.nets.critic import ActionInput, ActionValues
+from pipelines.nets.critic import ActionInput, ActionValues, TwoHot
 from pipelines.nets.norms import symexp, symlog
-from pipelines.nets.readout import TwoHot
 
 SETTINGS = CriticSettings(ensemble=3, hidden=(8, 7))
 TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20, "labels": "two-hot"})
@@ -77,7 +75,7 @@ def test_action_values_equal_members_one_by_one():
 @KINDS
 @pytest.mark.parametrize("rows", [3, 1000])
 def test_action_input_equals_the_concatenated_input(settings, rows, monkeypatch):
-    monkeypatch.setattr(passes, "CPU_ROWS", rows)
+    monkeypatch.setattr(critics, "CPU_ROWS", rows)
     critic = shaken(ActionInput(5, 3, GAMMAS, settings))
     h, action = torch.randn(6, 5), torch.randn(6, 2, 4, 3)
     out, needed = critic(critic.states(h), action), torch.rand(3, 6, 2, 4) < 0.5

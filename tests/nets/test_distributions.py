@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pipelines.config.model import ActorSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from pipelines.nets.distributions import action_entropy, distribution, mix_floor, pick
+from pipelines.nets.actor import action_entropy, make_distribution, mix_floor, pick
 
 SETTINGS = ActorSettings()
 KINDS = ["tanh-gaussian", "beta", "gaussian-mixture"]
@@ -50,7 +50,7 @@ def policies():
 @pytest.mark.parametrize(("space", "settings"), list(policies()))
 def test_shapes_and_round_trip(space, settings):
     generator = torch.Generator().manual_seed(0)
-    policy = distribution(space, settings)
+    policy = make_distribution(space, settings)
     params = torch.randn(4, 3, policy.num_params, generator=generator, requires_grad=True)
     action = stored(space, (4, 3), generator)
     assert policy.log_prob(params, action).shape == policy.entropy(params).shape == (4, 3)
@@ -73,8 +73,8 @@ def test_a_floor_is_mixed_in_by_hand():
 
 def test_the_floors_are_those_of_the_settings():
     sure = torch.tensor([[-50.0, 50.0]])
-    torch.testing.assert_close(distribution(Discrete(n=2), SETTINGS).probs(sure), torch.tensor([[0.001, 0.999]]))
-    torch.testing.assert_close(distribution(MultiBinary(n=2), SETTINGS).probs(sure), torch.tensor([[0.01, 0.99]]))
+    torch.testing.assert_close(make_distribution(Discrete(n=2), SETTINGS).probs(sure), torch.tensor([[0.001, 0.999]]))
+    torch.testing.assert_close(make_distribution(MultiBinary(n=2), SETTINGS).probs(sure), torch.tensor([[0.01, 0.99]]))
 
 
 @pytest.mark.parametrize("name", ["discrete", "large", "multi_discrete", "multi_binary"])
@@ -83,7 +83,7 @@ def test_a_policy_that_is_sure_and_wrong_has_a_gradient(name):
 
     With p' = f + (1 - n f) p, d log p' / d logit = (1 - n f) p (1 - p) / p' of the action that was taken."""
     space = SPACES[name]
-    policy, places = distribution(space, SETTINGS), {"multi_discrete": 3, "multi_binary": 6}.get(name, 1)
+    policy, places = make_distribution(space, SETTINGS), {"multi_discrete": 3, "multi_binary": 6}.get(name, 1)
     sizes = list(space.nvec) if name == "multi_discrete" else [2 if name == "multi_binary" else space.n]
     params = torch.zeros(policy.num_params, requires_grad=True)
     wrong = torch.zeros(policy.num_params)
@@ -101,7 +101,7 @@ def test_a_policy_that_is_sure_and_wrong_has_a_gradient(name):
 
 
 def test_an_illegal_action_has_no_probability_whatever_the_floor():
-    policy = distribution(Discrete(n=4), SETTINGS)
+    policy = make_distribution(Discrete(n=4), SETTINGS)
     legal = torch.tensor([True, False, True, False])
     probs = policy.probs(torch.tensor([-50.0, 50.0, 0.0, 0.0]), legal)
     assert probs[1] == probs[3] == 0
@@ -110,7 +110,7 @@ def test_an_illegal_action_has_no_probability_whatever_the_floor():
 
 
 def test_the_floor_takes_at_most_a_tenth():
-    policy = distribution(Discrete(n=1000), SETTINGS)
+    policy = make_distribution(Discrete(n=1000), SETTINGS)
     params = torch.zeros(1000)
     params[700] = 100
     assert policy.probs(params)[700] > 0.89
@@ -128,15 +128,15 @@ def test_categoricals_add_up_and_bits_average():
     action = torch.stack([torch.randint(0, n, (7,)) for n in (2, 3, 4)], -1)
     parts = [td.Categorical(logits=p).log_prob(a) for p, a in zip(params.split((2, 3, 4), -1), action.T, strict=True)]
     bare = ActorSettings(probability_floor=0, bit_probability_floor=0)
-    ours = distribution(MultiDiscrete(nvec=(2, 3, 4)), bare).log_prob(params, action)
+    ours = make_distribution(MultiDiscrete(nvec=(2, 3, 4)), bare).log_prob(params, action)
     torch.testing.assert_close(ours, sum(parts))
     bits, values = torch.randn(7, 6), torch.randint(0, 2, (7, 6))
-    ours = distribution(MultiBinary(n=6), bare).log_prob(bits, values)
+    ours = make_distribution(MultiBinary(n=6), bare).log_prob(bits, values)
     torch.testing.assert_close(ours, td.Bernoulli(logits=bits).log_prob(values.float()).mean(-1))
 
 
 def test_tanh_gaussian_equals_the_transformed_distribution():
-    policy = distribution(Box(shape=(3,)), SETTINGS)
+    policy = make_distribution(Box(shape=(3,)), SETTINGS)
     params, action = torch.randn(5, 6), torch.rand(5, 3) * 1.9 - 0.95
     mean, log_std = policy._split(params)
     reference = td.TransformedDistribution(td.Normal(mean, log_std.exp()), td.TanhTransform())
@@ -147,7 +147,7 @@ def test_tanh_gaussian_equals_the_transformed_distribution():
 
 
 def test_deviation_stays_within_its_bounds():
-    policy = distribution(Box(shape=(1,)), SETTINGS)
+    policy = make_distribution(Box(shape=(1,)), SETTINGS)
     noise = torch.tensor([0.8413447])  # one standard deviation
     for raw, log_std in ((-100.0, -5.0), (100.0, 2.0)):
         sample = policy.sample(torch.tensor([0.0, raw]), noise)
@@ -155,7 +155,7 @@ def test_deviation_stays_within_its_bounds():
 
 
 def test_samples_of_bits_and_choices_are_hard_and_pass_the_gradient_straight():
-    policy = distribution(MultiBinary(n=2), SETTINGS)
+    policy = make_distribution(MultiBinary(n=2), SETTINGS)
     params = torch.tensor([0.0, 3.0], requires_grad=True)
     sample = policy.sample(params, torch.tensor([0.4, 0.999]))
     assert sample.tolist() == pytest.approx([1.0, 0.0])
@@ -169,7 +169,7 @@ def uniforms(policy, *leading, seed=0):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_densities_of_box_actions_integrate_to_one(kind):
-    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
+    policy = make_distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
     params = torch.randn(policy.num_params, generator=torch.Generator().manual_seed(1))
     inner = torch.linspace(-4.9, 4.9, 20_001, dtype=torch.float64)  # even before tanh, where the mass is near the ends
     action = inner.tanh()
@@ -179,7 +179,7 @@ def test_densities_of_box_actions_integrate_to_one(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_box_actions_follow_the_density(kind):
-    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
+    policy = make_distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
     params = 0.4 * torch.randn(policy.num_params, generator=torch.Generator().manual_seed(2))
     drawn = policy.sample(params, uniforms(policy, 40_000))[:, 0].double()
     inner = torch.linspace(-4.9, 4.9, 20_001, dtype=torch.float64)
@@ -191,13 +191,13 @@ def test_samples_of_box_actions_follow_the_density(kind):
 
 
 def test_the_most_likely_action_of_a_flat_beta_is_in_the_middle():
-    policy = distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
+    policy = make_distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
     params = torch.tensor([[-200.0, -30.0, -200.0, -30.0], [-200.0, 5.0, 3.0, -200.0]])
     torch.testing.assert_close(policy.mode(params), torch.tensor([[0.0, 0.0], [-1.0, 1.0]]), atol=1e-5, rtol=0)
 
 
 def test_beta_equals_the_reference():
-    policy = distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
+    policy = make_distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
     params, action = torch.randn(5, 4), torch.rand(5, 2) * 1.9 - 0.95
     a, b = 1 + F.softplus(params[:, :2]), 1 + F.softplus(params[:, 2:])
     reference = td.TransformedDistribution(td.Beta(a, b), td.AffineTransform(-1, 2))
@@ -210,7 +210,7 @@ def test_beta_equals_the_reference():
 
 @pytest.mark.parametrize(("shape", "points"), [((), 2), ((3,), 4), ((2, 2), 3)])
 def test_grid_of_points_by_hand(shape, points):
-    policy = distribution(
+    policy = make_distribution(
         Box(shape=shape), ActorSettings(distribution="grid", grid_points=points, probability_floor=0.0)
     )
     axis = [-1 + 2 * k / (points - 1) for k in range(points)]
@@ -230,14 +230,14 @@ def test_grid_of_points_by_hand(shape, points):
 
 def test_grid_of_too_many_points_is_refused():
     with pytest.raises(UsageError, match="Box of 17 dimensions"):
-        distribution(Box(shape=(17,)), ActorSettings(distribution="grid"))
+        make_distribution(Box(shape=(17,)), ActorSettings(distribution="grid"))
 
 
 @pytest.mark.parametrize("deviation", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("mean", [0.0, 0.7, 2.5])
 def test_entropy_of_tanh_gaussian_is_that_of_its_actions(mean, deviation):
     """Against the mean of -log p over many samples, by torch's own distribution."""
-    policy = distribution(Box(shape=(1,)), SETTINGS)
+    policy = make_distribution(Box(shape=(1,)), SETTINGS)
     raw = math.atanh(2 * (math.log(deviation) - policy.low) / (policy.high - policy.low) - 1)
     inner = td.Normal(torch.tensor(mean), torch.tensor(deviation))
     reference = td.TransformedDistribution(inner, td.TanhTransform(cache_size=1))
@@ -249,7 +249,7 @@ def test_entropy_of_tanh_gaussian_is_that_of_its_actions(mean, deviation):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_samples_are_those_of_the_mean(kind):
     """d E[x^2] / d params by reparametrised samples, against finite differences of the integral."""
-    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999, modes=2))
+    policy = make_distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999, modes=2))
     params = 0.5 * torch.randn(policy.num_params, generator=torch.Generator().manual_seed(3))
     if kind == "gaussian-mixture":
         params[0] = 30.0  # weights get theirs straight through the choice, which is biased: here there is one mode
@@ -270,7 +270,7 @@ def test_gradients_of_samples_are_those_of_the_mean(kind):
 
 def test_mixture_by_hand():
     settings = ActorSettings(distribution="gaussian-mixture", modes=2)
-    policy = distribution(Box(shape=(1,)), settings)
+    policy = make_distribution(Box(shape=(1,)), settings)
     params = torch.tensor([0.0, math.log(3.0), -0.5, 0.0, 0.5, 0.0])  # logits; mean, deviation; mean, deviation
     std = math.exp(-1.5)
     parts = [td.TransformedDistribution(td.Normal(m, std), td.TanhTransform()) for m in (-0.5, 0.5)]
@@ -284,7 +284,7 @@ def test_mixture_by_hand():
 @pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary"])
 def test_samples_follow_the_probabilities_and_never_what_is_illegal(name, gumbel):
     space = SPACES[name]
-    policy = distribution(space, ActorSettings(gumbel=gumbel))
+    policy = make_distribution(space, ActorSettings(gumbel=gumbel))
     params = torch.randn(policy.num_params, generator=torch.Generator().manual_seed(5), requires_grad=True)
     legal = torch.arange(space.flat_size) % 3 != 1
     for mask in (None, legal):
@@ -304,13 +304,13 @@ def test_samples_follow_the_probabilities_and_never_what_is_illegal(name, gumbel
 
 
 def test_where_nothing_is_legal_everything_is():
-    policy = distribution(Discrete(n=3), SETTINGS)
+    policy = make_distribution(Discrete(n=3), SETTINGS)
     params = torch.tensor([0.0, 1.0, 2.0])
     torch.testing.assert_close(policy.probs(params, torch.zeros(3, dtype=torch.bool)), policy.probs(params))
 
 
 def test_an_illegal_action_in_data_gives_no_gradient():
-    policy = distribution(Discrete(n=3), SETTINGS)
+    policy = make_distribution(Discrete(n=3), SETTINGS)
     params = torch.zeros(3, requires_grad=True)
     log_prob = policy.log_prob(params, torch.tensor(1), torch.tensor([True, False, True]))
     log_prob.backward()
@@ -319,7 +319,7 @@ def test_an_illegal_action_in_data_gives_no_gradient():
 
 
 def test_the_gradient_of_gumbel_is_that_of_its_soft_choice():
-    policy = distribution(Discrete(n=3), ActorSettings(gumbel=True, gumbel_temperature=0.7, probability_floor=0))
+    policy = make_distribution(Discrete(n=3), ActorSettings(gumbel=True, gumbel_temperature=0.7, probability_floor=0))
     params, noise = torch.tensor([0.1, 0.5, -0.2], requires_grad=True), torch.tensor([0.3, 0.6, 0.9])
     log_probs = policy.probs(params).log()
     soft = ((log_probs - (-noise.log()).log()) / 0.7).softmax(-1)

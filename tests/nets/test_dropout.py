@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.model import TransformerSettings
 from pipelines.nets.attention import AttentionWindow, dense
 from pipelines.nets.transformer import Transformer
 

@@ -18,7 +18,7 @@ def literal(a, b, first):
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 @pytest.mark.parametrize(("function", "steps"), [(linear_scan, True), (linear_scan, False), (doubling, False)])
 def test_a_scan_is_the_recurrence_in_value_and_gradient(monkeypatch, function, steps, length):
-    monkeypatch.setattr(scan, "in_steps", lambda device: steps)
+    monkeypatch.setattr(scan, "runs_in_steps", lambda device: steps)
     torch.manual_seed(0)
     tensors = (torch.rand(2, length, 3), torch.randn(2, length, 3), torch.randn(2, 3))
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))

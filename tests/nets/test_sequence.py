@@ -7,11 +7,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from pipelines.config.encoders import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.config.model import SEQUENCE_ENCODERS, SequenceSettings
 from pipelines.errors import UsageError
 from pipelines.nets.packing import Packing
-from pipelines.nets.positions import Sinusoid
-from pipelines.nets.sequence import sequence_encoder
+from pipelines.nets.sequence import make_sequence_encoder
+from pipelines.nets.transformer import Sinusoid
 from tests.tiers import crossed
 
 INPUT, ACTORS, STEPS = 6, 5, 24
@@ -41,7 +41,7 @@ CASES = {
 
 def build(case):
     torch.manual_seed(0)
-    encoder = sequence_encoder(INPUT, TypeAdapter(SequenceSettings).validate_python(CASES[case]))
+    encoder = make_sequence_encoder(INPUT, TypeAdapter(SequenceSettings).validate_python(CASES[case]))
     for parameter in encoder.parameters():  # away from the start, where norms and gains are one
         parameter.data += 0.1 * torch.randn_like(parameter)
     return encoder
@@ -185,9 +185,9 @@ def test_computing_again_in_the_backward_changes_no_gradient(case):
 def test_the_memory_free_baseline_is_the_transformer_without_attention():
     shared = {"d_model": 16, "num_layers": 2, "d_ff": 32}
     adapter = TypeAdapter(SequenceSettings)
-    ours = sequence_encoder(INPUT, adapter.validate_python({"kind": "feedforward"} | shared))
+    ours = make_sequence_encoder(INPUT, adapter.validate_python({"kind": "feedforward"} | shared))
     theirs = {"kind": "transformer", "num_heads": 4, "head_scale": False} | shared
-    transformer = sequence_encoder(INPUT, adapter.validate_python(theirs))
+    transformer = make_sequence_encoder(INPUT, adapter.validate_python(theirs))
     for parameter in ours.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     lacking = transformer.load_state_dict(ours.state_dict(), strict=False)
@@ -207,7 +207,7 @@ def test_the_memory_free_baseline_is_the_transformer_without_attention():
 @torch.no_grad()
 def test_without_any_attention_only_biases_are_added(name):
     settings = TypeAdapter(SequenceSettings).validate_python(TRANSFORMER | {"dropout": 0.0, name: 1.0})
-    encoder = sequence_encoder(INPUT, settings)
+    encoder = make_sequence_encoder(INPUT, settings)
     for parameter in encoder.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     x, time = torch.randn(2, 9, INPUT), torch.arange(9).expand(2, -1)
@@ -242,7 +242,7 @@ def test_sinusoid_reaches_beyond_its_first_table():
 def test_learned_positions_start_as_large_as_the_tokens_they_are_added_to():
     torch.manual_seed(0)
     settings = TypeAdapter(SequenceSettings).validate_python(TRANSFORMER | {"position": "learned"})
-    encoder = sequence_encoder(64, settings)
+    encoder = make_sequence_encoder(64, settings)
     tokens = encoder.embed(torch.nn.functional.layer_norm(torch.randn(500, 64), (64,)))  # as timestep encoders end
     ratio = (encoder.position.weight.std() / tokens.std()).item()
     assert 0.5 < ratio < 1
@@ -260,7 +260,7 @@ def test_a_plug_in_is_named_in_the_settings():
     settings = TypeAdapter(SequenceSettings).validate_python(
         {"kind": "tests.nets.test_sequence:Doubled", "options": {"factor": 2}}
     )
-    assert sequence_encoder(3, settings).factor == 2
+    assert make_sequence_encoder(3, settings).factor == 2
 
 
 class Doubled(torch.nn.Module):
@@ -291,7 +291,7 @@ def test_fused_kernels_of_mamba_are_the_torch_scan(packed):
     for scan in ("auto", "torch"):
         torch.manual_seed(0)
         table = TypeAdapter(SequenceSettings).validate_python({**settings, "scan": scan})
-        encoder = sequence_encoder(INPUT, table).cuda()
+        encoder = make_sequence_encoder(INPUT, table).cuda()
         if packing is None:
             out = encoder(x, time)
         else:

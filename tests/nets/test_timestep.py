@@ -3,19 +3,18 @@ import math
 import pytest
 import torch
 
-from pipelines.config.encoders import ImageSettings, TimestepSettings, TokenSettings
+from pipelines.config.model import ImageSettings, TimestepSettings, TokenSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Spaces
-from pipelines.nets import cnn
-from pipelines.nets.cnn import ImageEncoder, shifted
-from pipelines.nets.timestep import TokenEncoder, timestep_encoder
+from pipelines.nets import timestep
+from pipelines.nets.timestep import ImageEncoder, TokenEncoder, make_timestep_encoder, shift_images
 
 SMALL = TimestepSettings(hidden=(8,), output=6, normalize=False)
 
 
 def encoder(observation, action=None, settings=SMALL):
     torch.manual_seed(0)
-    return timestep_encoder(Spaces(observation=observation, action=action or Discrete(n=3)), settings)
+    return make_timestep_encoder(Spaces(observation=observation, action=action or Discrete(n=3)), settings)
 
 
 def test_mixed_columns_are_routed_by_their_space():
@@ -120,7 +119,7 @@ def test_a_window_is_shifted_as_a_whole(first):
     torch.manual_seed(0)
     image = torch.arange(1, 31, dtype=torch.uint8).view(1, 1, 5, 6, 1) + torch.zeros(40, 3, 5, 6, 2, dtype=torch.uint8)
     given = image.permute(0, 1, 4, 2, 3) if first else image
-    moved = shifted(given, 2, 0.5, first=first)
+    moved = shift_images(given, 2, 0.5, first=first)
     moved = moved.permute(0, 1, 3, 4, 2) if first else moved
     padded = torch.nn.functional.pad(image.permute(0, 1, 4, 2, 3).flatten(0, 1).float(), (2, 2, 2, 2), "replicate")
     padded = padded.view(40, 3, 2, 9, 10).permute(0, 1, 3, 4, 2).byte()
@@ -144,7 +143,7 @@ def test_images_are_shifted_only_if_so_wanted():
 
 @pytest.mark.parametrize("kind", ["nature", "impala"])
 def test_recomputed_images_have_the_same_gradients_and_keep_no_activations(kind, monkeypatch):
-    monkeypatch.setattr(cnn, "CPU_PIXELS", 4 * 36 * 36)  # 14 frames: 4, 4, 4 and 2
+    monkeypatch.setattr(timestep, "CPU_PIXELS", 4 * 36 * 36)  # 14 frames: 4, 4, 4 and 2
     torch.manual_seed(0)
     net = ImageEncoder((36, 36, 3), ImageSettings(kind=kind, features=5)).double()
     image = torch.randint(256, (2, 7, 36, 36, 3), dtype=torch.uint8)
@@ -167,7 +166,7 @@ def test_recomputed_images_have_the_same_gradients_and_keep_no_activations(kind,
 
 
 def test_recomputing_images_draws_the_same_shifts(monkeypatch):
-    monkeypatch.setattr(cnn, "CPU_PIXELS", 4 * 9 * 9)
+    monkeypatch.setattr(timestep, "CPU_PIXELS", 4 * 9 * 9)
     spaces = {"obs": Box(shape=(9, 9, 3), dtype="uint8"), "obs.x": Box(shape=(2,))}
     image = ImageSettings(random_shift=3, random_shift_share=0.5)
     net = encoder(spaces, settings=SMALL.model_copy(update={"image": image}))

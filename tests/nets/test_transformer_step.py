@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.model import TransformerSettings
 from pipelines.nets.sequence import AsItIs
 from pipelines.nets.transformer import QuickStep, Transformer
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config.relabelling import GoalSettings
+from pipelines.config.settings import GoalSettings
 from pipelines.envs.goals import goal_rule
 from pipelines.errors import InputMissing, UsageError
 from pipelines.relabelers.base import Chain, Context

@@ -29,7 +29,7 @@ def test_pages_take_less_than_two_percent_of_a_run(tmp_path: Path, cost: float) 
         written.append(clock.now)
         clock.now += cost
 
-    with live.refreshing(tmp_path, lambda event: None, clock=clock, write=write) as tell:
+    with live.keep_fresh(tmp_path, lambda event: None, clock=clock, write=write) as tell:
         while clock.now < 10_000:
             clock.now += 0.5
             tell(PROGRESS)
@@ -40,7 +40,7 @@ def test_pages_take_less_than_two_percent_of_a_run(tmp_path: Path, cost: float) 
 def test_events_are_passed_on_and_only_progress_writes_a_page(tmp_path: Path) -> None:
     clock, heard, written = Clock(), [], []
     clock.now = -1000.0
-    with live.refreshing(tmp_path, heard.append, clock=clock, write=lambda: written.append(1)) as tell:
+    with live.keep_fresh(tmp_path, heard.append, clock=clock, write=lambda: written.append(1)) as tell:
         clock.now = 0.0
         tell(Notice(text="x"))
         assert not written

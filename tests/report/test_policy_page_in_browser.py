@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.config import zoo
+from pipelines.config import places
 from pipelines.errors import AmagoError
 from pipelines.events import silent
 from pipelines.export import forms
@@ -44,7 +44,7 @@ def runtime() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def evaluated() -> dict[str, Any]:
     """The scores of the policy, from the report of its proof."""
-    report = json.loads((zoo.directory("quickstart") / "parity.json").read_text())
+    report = json.loads((places.locate_in_zoo("quickstart") / "parity.json").read_text())
     return dict(report["evaluations"]["original"])
 
 
@@ -212,7 +212,7 @@ def untrained(sequence: dict[str, Any], to: Path) -> Path:
     with torch.no_grad():
         owner.heads.actor.net.last.weight.mul_(100)
     function = StepFunction(owner, capacity=12)
-    about = record | {"spaces": owner.spaces.to_json(), **forms.described(function), "format": FORMAT}
+    about = record | {"spaces": owner.spaces.to_json(), **forms.describe(function), "format": FORMAT}
     files = forms.make(function, (forms.ONNX,))
     to.write_bytes(policy_page.page(shown, about | {"version": VERSION}, files, None, runtime()))
     return to

@@ -207,7 +207,7 @@ def test_a_trial_finds_out_what_a_step_takes():
 
 @pytest.mark.system
 def test_a_users_environment_is_tried_in_a_process_that_it_may_end(monkeypatch):
-    monkeypatch.setattr(environment, "available_cores", lambda: 2)
+    monkeypatch.setattr(environment, "count_cores", lambda: 2)
     ends = settings(WALK, env={"fault": "leave"})
     assert processes(ends, actors=16) == 2
     assert processes(ends, actors=1) == 1

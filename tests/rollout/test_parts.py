@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipelines.config.exploration import ExplorationSettings
+from pipelines.config.settings import ExplorationSettings
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.difference import changes, flattened, varying
+from pipelines.config.changes import find_changes, find_varying, flatten
 from pipelines.errors import InputMissing
 from pipelines.runs.find import find_runs
 from tests.runs.factory import make_run
@@ -34,6 +34,6 @@ def test_settings_that_differ_between_runs_are_named_by_dotted_key() -> None:
         {"seed": 0, "train": {"steps": 5}, "x": [{"y": 1}]},
         {"seed": 1, "train": {"steps": 5}, "x": [{"y": 1}, {"y": 2}], "z": [1]},
     ]
-    flat = [flattened(table) for table in tables]
-    assert varying(flat) == ["x.1.y", "z"]
-    assert changes(*flat) == {"seed": (0, 1), "x.1.y": (None, 2), "z": (None, [1])}
+    flat = [flatten(table) for table in tables]
+    assert find_varying(flat) == ["x.1.y", "z"]
+    assert find_changes(*flat) == {"seed": (0, 1), "x.1.y": (None, 2), "z": (None, [1])}

@@ -10,7 +10,7 @@ import pytest
 from pipelines.errors import UsageError
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from pipelines.runs.summary import summaries
-from pipelines.runs.tables import matching, query
+from pipelines.runs.tables import query, select_rows
 from tests.runs.factory import make_run
 
 pytestmark = pytest.mark.system
@@ -64,11 +64,11 @@ def test_no_runs_are_empty_tables(runs: list[Path]) -> None:
 
 def test_runs_are_chosen_by_an_expression(runs: list[Path]) -> None:
     rows = summaries(runs)
-    assert [row["run"] for row in matching(rows, "score > 0.3 and state = 'finished'")] == ["run-2"]
-    assert matching(rows, "score > 5") == []
+    assert [row["run"] for row in select_rows(rows, "score > 0.3 and state = 'finished'")] == ["run-2"]
+    assert select_rows(rows, "score > 5") == []
     for text, message in {"scor > 1": "scor", "1": "predicate", "true; select 1": "SQL", "*": "one value"}.items():
         with pytest.raises(UsageError, match=message):
-            matching(rows, text)
+            select_rows(rows, text)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.errors import InputMissing, IntegrityError, RequirementNotMet, UsageError
-from pipelines.files.checksums import read_sealed, sealed
+from pipelines.files.checksums import read_sealed, seal
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
 from pipelines.rollout.plan import describe_behaviour
@@ -39,7 +39,7 @@ def changed(bundle: Path, **changes: Any) -> Path:
     """Change policy.json, with the checksums that its author would give it."""
     record = read_sealed(bundle / "policy.json")
     files = {name: (bundle / name).read_bytes() for name in record["files"]}
-    (bundle / "policy.json").write_bytes(sealed(record | changes, files))
+    (bundle / "policy.json").write_bytes(seal(record | changes, files))
     return bundle
 
 
@@ -138,7 +138,7 @@ def test_the_files_of_a_bundle_lie_in_it(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_bytes(b"x")
     record = read_sealed(bundle / "policy.json")
     names = [*record["files"], "../outside"]
-    (bundle / "policy.json").write_bytes(sealed(record, {name: (bundle / name).read_bytes() for name in names}))
+    (bundle / "policy.json").write_bytes(seal(record, {name: (bundle / name).read_bytes() for name in names}))
     with pytest.raises(IntegrityError, match="outside its directory"):
         evaluate.run_bundle(tiny(), directory=bundle)
 

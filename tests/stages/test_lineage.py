@@ -12,7 +12,7 @@ import pytest
 from pipelines.config.load import resolve
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, UsageError
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.lineage import CheckpointLineage, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
@@ -51,7 +51,7 @@ def home(_prepared: Path, tmp_path: Path) -> Path:
         if record.name == "checkpoint.json":
             files = {name: (record.parent / name).read_bytes() for name in json.loads(text).pop("files")}
             whole = {key: value for key, value in json.loads(text).items() if key != "checksum"}
-            record.write_bytes(sealed(whole, files))
+            record.write_bytes(seal(whole, files))
         else:
             record.write_text(text)
     return tmp_path / "home"

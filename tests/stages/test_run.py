@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.checkpoint_place import numbers
 from pipelines.config.load import resolve
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.recipes import find
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, IntegrityError, Interrupted, UsageError
@@ -174,7 +174,7 @@ def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> No
         chain.run(settings, run=tmp_path / "run", listener=stopping(stop_after))
     result = chain.run(settings, run=tmp_path / "run")
     assert result.status == "done"
-    assert numbers(tmp_path / "run/checkpoints")[-1] == 6
+    assert list_checkpoints(tmp_path / "run/checkpoints")[-1] == 6
     assert query(Lake(tmp_path / "run/lake"), "select sum(length) from trajectories")[1][0][0] >= 360
     assert json.loads((tmp_path / "run/chain.json").read_text())["passed"] == 10
 

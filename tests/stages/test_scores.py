@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import zoo
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config import places
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.settings import Settings
 from pipelines.events import Event, Notice
 from pipelines.learning import bundle
@@ -95,7 +95,7 @@ def test_a_chain_keeps_and_marks_its_best_checkpoint(tmp_path: Path) -> None:
     assert set(scores) == {2, 4, 6, 8, 10, 12}
     assert (best["score"], best["split"]) == (max(scores.values()), "train")
     assert checkpoints.load(run / "checkpoints", "best").update == best["update"]
-    assert set(numbers(run / "checkpoints")) == {best["update"], 12}
+    assert set(list_checkpoints(run / "checkpoints")) == {best["update"], 12}
     exporting = {"export": settings.export.model_copy(update={"checkpoint": "best"})}
     done = export.run(settings.model_copy(update=exporting), run=run)
     assert done.metrics["update"] == best["update"]
@@ -198,7 +198,7 @@ def test_card_and_page_show_one_evaluation_that_of_the_run(tmp_path: Path) -> No
 
 
 def test_a_bundle_is_shown_with_its_own_scores_if_they_have_more_episodes() -> None:
-    found = bundle.read(zoo.directory("quickstart"))
+    found = bundle.read(places.locate_in_zoo("quickstart"))
     proof = {"evaluations": {"original": {"return_mean": 0.1, "episodes": 32}}}
     shown = export.choose_evaluation(found, proof, run=None, split="test", greedy=found.greedy)
     assert shown is not None

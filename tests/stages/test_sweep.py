@@ -116,7 +116,7 @@ def test_a_run_that_another_process_is_still_ending_is_tried_again(tmp_path: Pat
         processes.start(cell)
         ended: list[EndedRun] = []
         while not ended:
-            ended = processes.ended()
+            ended = processes.take_ended()
     assert (tmp_path / "seen").exists()
     assert ended[0].code != 75  # "busy" is no score, so the second try fails
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
 from pipelines.lake.reading import trajectories
@@ -64,7 +64,7 @@ def test_an_interruption_saves_and_the_same_command_goes_on(tmp_path: Path, lake
 
     with pytest.raises(Interrupted):
         train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)], listener=stop_at_two)
-    assert numbers(tmp_path / "run/checkpoints") == [2]
+    assert list_checkpoints(tmp_path / "run/checkpoints") == [2]
     result = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     assert result.metrics["updates"] == 6
     assert result.metrics["updates_done"] == 4

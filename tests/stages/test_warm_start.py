@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.config.checkpoint_place import numbers
 from pipelines.config.load import fold, resolve
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Listener, Notice, silent
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from pipelines.lake.lineage import trace
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
@@ -133,7 +133,7 @@ def test_modules_that_a_source_names_are_not_imported(trained: Path) -> None:
     path = trained / "checkpoints" / "000006" / "checkpoint.json"
     record = json.loads(path.read_bytes())
     record["agent"]["sequence"] = {"kind": "evil:Encoder"}
-    path.write_bytes(sealed({key: value for key, value in record.items() if key not in ("files", "checksum")}, {}))
+    path.write_bytes(seal({key: value for key, value in record.items() if key not in ("files", "checksum")}, {}))
     with pytest.raises(InputMissing, match="would import the module 'evil'"):
         fold({}, [(("init", "source"), str(trained))])
 
@@ -153,7 +153,7 @@ def test_chain_acts_with_the_weights_from_its_first_step(trained: Path, tmp_path
     settings = resolve(document, [(("init", "source"), str(trained))], env_model=env_model)
     chain.run(settings, run=tmp_path / "chain")
     assert RunDirectory(tmp_path / "chain").weights_from == f"{RunDirectory(trained).identity}@6"
-    assert numbers(tmp_path / "chain" / "checkpoints") == [1]
+    assert list_checkpoints(tmp_path / "chain" / "checkpoints") == [1]
 
 
 def test_averaged_weights_of_the_source_begin_both_weights_and_average(trained: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.config.checkpoint_place import numbers
-from pipelines.config.launch import is_main, rank
+from pipelines.config.host import get_rank, is_main
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.nets import ranks
 from pipelines.training.learner import Learner
@@ -30,7 +30,7 @@ def updates(place: Path, number: int, train: dict[str, Any], **sequence: Any) ->
     gc.collect()
     before = _storages()  # of other tests of this process; held, so that their addresses are not used again
     learner = Learner(SPACES, settings.agent, settings.train, seed=3)
-    if numbers(place):
+    if list_checkpoints(place):
         learner.restore(checkpoints.load(place))
     figures = []
     for update in range(learner.update, learner.update + number):
@@ -69,5 +69,5 @@ if __name__ == "__main__":
     out, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
     ranks.join(torch.device("cpu"), timeout_seconds=600)
     result = updates(out / "checkpoints", **wanted)
-    (out / f"{rank()}.json").write_text(json.dumps(result))
+    (out / f"{get_rank()}.json").write_text(json.dumps(result))
     ranks.leave()

@@ -12,7 +12,7 @@ from pipelines.data.view import Selection, View
 from pipelines.events import Event, Notice
 from pipelines.lake import storage
 from pipelines.lake.store import Lake
-from pipelines.training.capacity import CapacityCheck, drawn_bytes
+from pipelines.training.capacity import CapacityCheck, count_drawn_bytes
 from tests.lake.factories import IMAGES, SCHEMA, columns, derive, fill
 
 
@@ -42,19 +42,19 @@ def test_what_may_be_drawn_is_counted_with_its_bases_and_blobs(tmp_path: Path) -
         derive(lake, {next(iter(written)): {"reward": changed}}, offset=0)
         view = View(lake, schema.id)
         view.refresh()
-        assert drawn_bytes(view) == size_of(lake)
+        assert count_drawn_bytes(view) == size_of(lake)
         view.set_weights(np.array([0.0, 0.0, 0.0, 1.0]))  # the overlay, and the file of its base
         others = sum(lake.storage.size(key) for key in lake.storage.keys("segments/") if key.startswith("segments/"))
-        assert 0 < drawn_bytes(view) < others
+        assert 0 < count_drawn_bytes(view) < others
 
 
 def test_a_lake_that_outgrows_the_host_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake.create(tmp_path / "lake")
     fill(lake, [30] * 8, seal_every=1)
     total = size_of(lake)
-    monkeypatch.setattr(storage, "memory_bytes", lambda: total)
+    monkeypatch.setattr(storage, "find_memory", lambda: total)
     assert checked(mixture_of(lake)) == []
-    monkeypatch.setattr(storage, "memory_bytes", lambda: total - 1)
+    monkeypatch.setattr(storage, "find_memory", lambda: total - 1)
     [text] = checked(mixture_of(lake), times=3)
     assert f"of lake '{lake.name}', but has" in text
     assert "read from the disk" in text
@@ -69,7 +69,7 @@ def test_growth_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     mixture, events = mixture_of(lake), []
     check = CapacityCheck(mixture, share=1.0, listener=events.append)
     room = size_of(lake) + 10
-    monkeypatch.setattr(storage, "memory_bytes", lambda: room)
+    monkeypatch.setattr(storage, "find_memory", lambda: room)
     check()
     assert events == []
     fill(lake, [30] * 8, seal_every=1, seed=1)

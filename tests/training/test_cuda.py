@@ -16,9 +16,9 @@ from pipelines.config.settings import TrainSettings
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.batch import TensorBatch
-from pipelines.nets.precision import autocast
+from pipelines.nets.compute import autocast
+from pipelines.nets.mamba import selective_scan
 from pipelines.nets.scan import linear_scan
-from pipelines.nets.selective import selective_scan
 from pipelines.training.learner import Learner
 from tests.learning import factories
 from tests.learning.test_devices import SEQUENCES

@@ -33,7 +33,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name, value in (variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}).items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as joining:
-        joining.setattr(ranks, "announced", lambda: 2)  # else nothing is joined
+        joining.setattr(ranks, "count_ranks", lambda: 2)  # else nothing is joined
         joining.setattr(ctypes, "CDLL", _no_library)  # this process shall outlive its parent's threads
         ranks.join(found, timeout_seconds=600)
     assert distributed.is_initialized()

@@ -203,7 +203,7 @@ def test_without_a_compiler_one_notice_is_given_and_training_goes_on(monkeypatch
     monkeypatch.setattr(torch, "compile", refuse)
     trained = learner(compile=True)
     assert trained.notices == ["train.compile: cannot compile here (RuntimeError: no g++ here); going on without"]
-    assert not trained.described()["compiled"]
+    assert not trained.describe()["compiled"]
     trained.step(lambda size: batch(np.random.default_rng(0)))
 
 
@@ -230,11 +230,11 @@ def test_encoders_are_looked_at_where_a_line_is_logged() -> None:
 
 
 def test_a_record_says_what_is_computed_with() -> None:
-    assert learner().described() == {
+    assert learner().describe() == {
         "device": "cpu", "precision": "float32", "compiled": False, "attention": "sdpa",
     }  # fmt: skip
-    assert encoding("transformer-window", context_length=64).described()["attention"] == "banded"
-    assert "attention" not in encoding("gru").described()
+    assert encoding("transformer-window", context_length=64).describe()["attention"] == "banded"
+    assert "attention" not in encoding("gru").describe()
 
 
 @pytest.mark.parametrize("kind", ["actor-critic", "multi-task", "behaviour-cloning"])

@@ -14,7 +14,7 @@ from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.training.optimizer import decayed, learning_rate, make_optimizer
+from pipelines.training.optimizer import find_decayed, learning_rate, make_optimizer
 from tests.training.test_learner import batch, learner
 
 SMALL: dict[str, Any] = {
@@ -98,7 +98,7 @@ def made(observation: dict[str, Space] | None = None, action: Space | None = Non
 
 
 def below(part: str, agent: Agent) -> set[str]:
-    return {name.removeprefix(f"{part}.") for name in decayed(agent) if name.startswith(f"{part}.")}
+    return {name.removeprefix(f"{part}.") for name in find_decayed(agent) if name.startswith(f"{part}.")}
 
 
 @pytest.mark.parametrize("case", SEQUENCES)
@@ -124,7 +124,7 @@ def test_kernels_of_every_head_decay_and_nothing_else(case: str, action: Space) 
 
 def test_without_gradients_kernels_shrink_by_rate_times_decay_and_the_rest_stays() -> None:
     agent = made(sequence=SEQUENCES["transformer, learned positions"][0])
-    kernels, trainable = decayed(agent), {n: p for n, p in agent.named_parameters() if p.requires_grad}
+    kernels, trainable = find_decayed(agent), {n: p for n, p in agent.named_parameters() if p.requires_grad}
     optimizer = make_optimizer(agent, TrainSettings(learning_rate=0.1, weight_decay=0.5))
     before = {name: p.detach().clone() for name, p in trainable.items()}
     for parameter in trainable.values():

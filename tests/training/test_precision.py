@@ -12,7 +12,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.batch import TensorBatch
 from pipelines.learning.diagnostics import inspect
 from pipelines.learning.heads import CriticHeads
-from pipelines.nets.precision import autocast
+from pipelines.nets.compute import autocast
 from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
 
 # Linears whose output is normalised right away: the loss does not change with their scale, so that the gradient of

@@ -159,7 +159,7 @@ def test_a_process_that_is_alone_communicates_nothing() -> None:
     assert ranks.total_of(5.0, torch.device("cpu")) == 5.0
     assert ranks.any_rank(True, False, device=torch.device("cpu")) == [True, False]
     assert ranks.gather("x") == ["x"]
-    with pytest.raises(InputMissing, match="gone"), ranks.together():
+    with pytest.raises(InputMissing, match="gone"), ranks.raise_together():
         raise InputMissing("gone")
     assert not torch.distributed.is_initialized()
 
@@ -172,7 +172,7 @@ def test_micro_batches_are_divided_among_ranks(
     monkeypatch: pytest.MonkeyPatch, number: int, rank: int, wanted: int, expected: list[int]
 ) -> None:
     monkeypatch.setattr(ranks, "size", lambda: number)
-    monkeypatch.setattr(ranks, "rank", lambda: rank)
+    monkeypatch.setattr(ranks, "get_rank", lambda: rank)
     assert list(ranks.micro_batches(wanted)) == expected
 
 

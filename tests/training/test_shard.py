@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amago_cli.ranks import _free_port
-from pipelines.config.launch import ranks_of_host
+from pipelines.config.host import find_host_ranks
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.view import View
 from pipelines.errors import UsageError
@@ -124,7 +124,7 @@ def test_spans_are_in_proportion_to_ranks_and_divide_the_lake(
     monkeypatch: pytest.MonkeyPatch, hosts: list[range], own: range, expected: tuple[float, float] | None
 ) -> None:
     monkeypatch.setattr(ranks, "gather", lambda value: hosts if isinstance(value, range) else [value])
-    monkeypatch.setattr(ranks, "ranks_of_host", lambda: own)
+    monkeypatch.setattr(ranks, "find_host_ranks", lambda: own)
     monkeypatch.setattr(ranks, "size", lambda: len(hosts))
     if expected is None:
         with pytest.raises(UsageError, match="which ranks share a host"):
@@ -136,9 +136,9 @@ def test_spans_are_in_proportion_to_ranks_and_divide_the_lake(
 def test_torchrun_numbers_the_ranks_of_a_host_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert ranks_of_host() == range(1)
+    assert find_host_ranks() == range(1)
     for name, value in (("RANK", "6"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    assert ranks_of_host() == range(4, 8)
+    assert find_host_ranks() == range(4, 8)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert ranks_of_host() == range(0)
+    assert find_host_ranks() == range(0)

@@ -159,6 +159,6 @@ def test_rows_are_divided_as_torch_divides_them(monkeypatch: pytest.MonkeyPatch,
     chunks = torch.arange(count).chunk(size)
     for rank in range(size):
         monkeypatch.setattr(ranks, "size", lambda: size)
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
         expected = chunks[rank].tolist() if rank < len(chunks) else []
         assert torch.arange(count)[ranks.own_rows(count)].tolist() == expected

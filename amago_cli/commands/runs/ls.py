@@ -40,13 +40,13 @@ def ls(
     from amago_cli.render.progress import reporter
     from amago_cli.runs import table
     from pipelines.runs.summary import COLUMNS, summaries
-    from pipelines.runs.tables import matching
+    from pipelines.runs.tables import select_rows
     from pipelines.stages.result import Result
 
     rows = summaries(find_named(runs), metric=metric)
     if where:
         with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
-            rows = matching(rows, where, listener=show)
+            rows = select_rows(rows, where, listener=show)
     rows = sort_rows(rows, sort)
     if common.invocation.csv:
         return Rows(columns=tuple(COLUMNS), rows=[[row.get(name) for name in COLUMNS] for row in rows])

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pipelines import trust
-from pipelines.config.lakes import STORES
+from pipelines.config.places import STORES
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.files.malformed import RECORD_BYTES
 

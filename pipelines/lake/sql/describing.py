@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.checkpoint_place import numbers
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
@@ -137,7 +137,7 @@ def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> di
         run = RunDirectory(place)
         try:
             if run.exists() and run.identity == row["policy_id"]:
-                newest = max(numbers(run.checkpoints), default=None)
+                newest = max(list_checkpoints(run.checkpoints), default=None)
                 break
         except AmagoError:  # a damaged record: unknown
             continue

@@ -55,7 +55,7 @@ def test_a_compiled_form_acts_as_the_weights_do(amago: Amago, bundle: Path) -> N
 @pytest.mark.full
 def test_it_is_never_loaded_without_trust(amago: Amago, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
-    monkeypatch.setattr(graph, "compiled", lambda content: loaded.append(len(content)))
+    monkeypatch.setattr(graph, "load_compiled", lambda content: loaded.append(len(content)))
     found = amago("verify", bundle, "--output", "json")
     assert found.code == 0, found.err
     assert "policy.aoti.pt2 needs --trust" in found.json["metrics"]["untried"]["aoti"]
@@ -67,11 +67,11 @@ def test_it_is_never_loaded_without_trust(amago: Amago, bundle: Path, monkeypatc
 @pytest.mark.full
 def test_a_form_for_another_machine_or_none_is_refused(amago: Amago, bundle: Path) -> None:
     command = ("evaluate", bundle, "--form", "aoti", "--episodes", 2, "--trust")
-    forged(bundle, compiled=forms.compiled_for() | {"torch": "torch 1.0"})
+    forged(bundle, compiled=forms.describe_target() | {"torch": "torch 1.0"})
     refused = amago(*command)
     assert (refused.code, "was compiled for torch 1.0" in refused.err) == (3, True), refused.err
     (bundle / "policy.aoti.pt2").write_bytes(b"x" * 99)
-    forged(bundle, compiled=forms.compiled_for())
+    forged(bundle, compiled=forms.describe_target())
     refused = amago(*command)
     assert (refused.code, "Traceback" in refused.err, "damaged" in refused.err) == (4, False, True), refused.err
 

@@ -34,7 +34,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(amago: Amago) -> None:
 
 
 def test_the_schema_is_one_json_document(amago: Amago) -> None:
-    assert json.loads(amago("settings", "--schema").out) == reference.schema()
+    assert json.loads(amago("settings", "--schema").out) == reference.make_schema()
 
 
 def test_the_page_of_settings_is_current(amago: Amago) -> None:
@@ -48,7 +48,7 @@ def test_help_shows_the_default_of_every_option_that_gives_a_setting(name: str, 
     shown = " ".join(amago(name, "--help").out.split())
     assert command.callback.settings
     for key in command.callback.settings.values():
-        value = reference.default(key)
+        value = reference.find_default(key)
         assert f"[{key}]" in shown or f"[{key}, default: {str(value).lower()}]" in shown.replace("False", "false")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.files.checksums import sealed
+from pipelines.files.checksums import seal
 from tests.cli.conftest import Amago
 
 pytestmark = pytest.mark.full
@@ -45,7 +45,7 @@ def forged(bundle: Path, more: tuple[str, ...] = (), **changes: object) -> None:
     names = [*record.pop("files"), *more]
     record.pop("checksum")
     files = {name: (bundle / name).read_bytes() for name in names}
-    (bundle / "policy.json").write_bytes(sealed(record | changes, files))
+    (bundle / "policy.json").write_bytes(seal(record | changes, files))
 
 
 def test_forms_hold(amago: Amago, bundle: Path) -> None:

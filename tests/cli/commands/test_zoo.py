@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipelines import load_policy
-from pipelines.config import bundle_record, zoo
-from pipelines.config.places import bundle_directory
+from pipelines.config import places, policy_files
+from pipelines.config.places import find_bundle
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import silent
 from pipelines.learning import bundle
@@ -19,7 +19,7 @@ from tests.cli.conftest import Amago
 
 
 def test_names_of_the_zoo_are_bundles_everywhere(amago: Amago) -> None:
-    assert bundle_directory("zoo:tmaze") == zoo.directory("tmaze")
+    assert find_bundle("zoo:tmaze") == places.locate_in_zoo("tmaze")
     assert load_policy("zoo:cartpole").act(np.zeros(4, np.float32)) in (0, 1)
     found = amago("evaluate", "zoo:tmaze", "--episodes", 4, "--output", "json")
     assert "None" not in found.err
@@ -30,7 +30,7 @@ def test_names_of_the_zoo_are_bundles_everywhere(amago: Amago) -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest(amago: Amago) -> None:
     with pytest.raises(InputMissing, match="no policy 'tmase' in the zoo"):
-        bundle_directory("zoo:tmase")
+        find_bundle("zoo:tmase")
     for command in ("evaluate", "verify", "export"):
         failed = amago(command, "zoo:tmase")
         assert (failed.code, "Traceback" in failed.err) == (3, False)
@@ -40,12 +40,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(amago: Amago) -> None:
 def test_a_bundle_is_exported_to_another_directory(amago: Amago) -> None:
     done = amago("export", "zoo:cartpole", "--to", "balance", "--output", "json")
     assert done.code == 0, done.err
-    theirs, mine = (bundle.read(Path(path)) for path in (zoo.directory("cartpole"), "balance"))
+    theirs, mine = (bundle.read(Path(path)) for path in (places.locate_in_zoo("cartpole"), "balance"))
     assert {name: tensor.tolist() for name, tensor in theirs.acting.items()} == {
         name: tensor.tolist() for name, tensor in mine.acting.items()
     }
     assert amago("verify", "balance").code == 0
-    for arguments in (["--dry-run"], [], ["--to", str(zoo.directory("cartpole"))]):
+    for arguments in (["--dry-run"], [], ["--to", str(places.locate_in_zoo("cartpole"))]):
         assert "--to DIR" in amago("export", "zoo:cartpole", *arguments).err
     assert "no trajectories" in amago("export", "balance", "--to", "other", "--format", "npz").err
 
@@ -75,7 +75,7 @@ def test_a_page_of_the_zoo_is_made_without_a_network(amago: Amago, monkeypatch: 
     page = Path("demo/page.html").read_text()
     assert "connect-src" not in page
     assert "default-src 'none'" in page
-    assert set(bundle_record.read_record(Path("demo"))["files"]) >= {"page.html", "policy.onnx", "policy.mjs"}
+    assert set(policy_files.read_record(Path("demo"))["files"]) >= {"page.html", "policy.onnx", "policy.mjs"}
     assert amago("verify", "demo").code == 0
 
 

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("minigrid")
 
-from pipelines.config.encoders import TimestepSettings
+from pipelines.config.model import TimestepSettings
 from pipelines.envs.make import make
 from pipelines.envs.suites.minigrid import (
     LEVELS,
@@ -26,7 +26,7 @@ from pipelines.envs.suites.minigrid import (
 )
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Ragged
-from pipelines.nets.timestep import TimestepEncoder, routes
+from pipelines.nets.timestep import TimestepEncoder, choose_routes
 from tests.envs import contract
 
 EMPTY, MULTI = "minigrid:MiniGrid-Empty-5x5-v0", "babyai-multi"
@@ -143,7 +143,7 @@ def test_the_timestep_encoder_sees_a_picture_and_words():
         "direction": "flat",
         "attempt": "flat",
     }
-    assert routes(columns, {}) == {f"obs.{name}": way for name, way in expected.items()}
+    assert choose_routes(columns, {}) == {f"obs.{name}": way for name, way in expected.items()}
     torch.manual_seed(0)
     encoder = TimestepEncoder(env.spec.spaces, TimestepSettings(output=16, normalize=False))
     observation = {name: torch.from_numpy(column) for name, column in env.reset().items()}

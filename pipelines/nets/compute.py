@@ -1,12 +1,27 @@
-"""A value computed from tensors, kept until one of them changes."""
+"""How networks compute: their precision, values that are kept until a tensor changes, and functions that a compiler may
+treat as constant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    """Return the context in which a network computes.
+
+    Casts of parameters are not cached: those made without gradient would be reused where a gradient is needed.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
+
 
 Value = TypeVar("Value")
 
@@ -41,3 +56,16 @@ class Kept(Generic[Value]):
 
 def _state(tensors: Sequence[Tensor]) -> list[tuple[int, torch.device]]:
     return [(tensor._version, tensor.device) for tensor in tensors]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def mark_constant(function: Function) -> Function:
+    """Mark `function` as constant: a compiled program stores its result instead of calling it.
+
+    Same as `torch.compiler.assume_constant_result`, without importing the compiler: that takes as long as importing all
+    of torch, and most commands compile nothing.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
