@@ -167,7 +167,7 @@ class Env(ABC):
     @classmethod
     def make(cls, name: str, settings: Any, *, num_envs: int, seed: int, split: str) -> Env:
         """Make the actors of environment `name`; `settings` are of the class `Settings`."""
-        return cls(name, settings, num_envs=num_envs, seed=seed, split=split)  # type: ignore[call-arg, misc]
+        return cls(name, settings, num_envs=num_envs, seed=seed, split=split)  # type: ignore[call-arg, misc, arg-type]
 
     def __init__(self, *, num_envs: int) -> None:
         self.num_envs = num_envs

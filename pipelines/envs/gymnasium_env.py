@@ -120,7 +120,7 @@ class GymnasiumEnv(EpisodeEnv):
                     self._broken.discard(i)
                 env = self.envs[i]
                 if self._named:
-                    env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
+                    env.play(self._named[episode % len(self._named)])
                 given: dict[str, Any] = {"seed": int(self._seeds[i])}
                 if self._kinds:
                     given["options"] = {"kind": self._kinds[episode % len(self._kinds)]}

@@ -109,7 +109,8 @@ def map_buffers(file: int, spaces: Spaces, sizes: Sequence[int]) -> list[SharedB
         own = mapped[first : first + each]
         middle = 5 + len(names)
         observation, begun = (dict(zip(names, part, strict=True)) for part in (own[5:middle], own[middle:]))
-        found.append(SharedBuffer(*own[:5], observation, begun))
+        action, mask, current, reward, flags = own[:5]
+        found.append(SharedBuffer(action, mask, current, reward, flags, observation, begun))
     return found
 
 

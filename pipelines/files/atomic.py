@@ -131,9 +131,7 @@ def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             for name, content in contents.items():
-                staged[directory / name] = stage(
-                    directory, f".{name}", lambda file, content=content: file.write(content)
-                )
+                staged[directory / name] = stage(directory, f".{name}", operator.methodcaller("write", content))
             last = directory / list(contents)[-1]
             last.unlink(missing_ok=True)
             for target, source in staged.items():
