@@ -232,7 +232,7 @@ def _compile_flex() -> Any:
 
 @functools.cache
 def _make_clip(cap: float | None) -> Callable[..., Tensor] | None:
-    """Make the modification of scores, the same function for the same `cap`: another one would be compiled anew."""
+    """Make the modification of scores, the same function for the same `cap`: another one would be compiled again."""
     if cap is None:
         return None
 
