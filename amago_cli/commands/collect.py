@@ -24,7 +24,7 @@ from amago_cli.options import (
 from amago_cli.quantities import count
 
 
-def _count_or_name(text: str) -> int | str:
+def _parse_count_or_name(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
@@ -70,7 +70,7 @@ def collect(
         typer.Option(
             "--tasks",
             metavar="N|FILE|NAME",
-            parser=_count_or_name,
+            parser=_parse_count_or_name,
             help="Tasks that actors hold, so that their episodes are histories: how many, a JSON file, or one name.",
         ),
         Sets("collect.tasks"),

@@ -126,7 +126,7 @@ class Mixture:
             names = ", ".join(f"'{part.view.lake.name}'" for part in self.parts)
             for part in self.parts:
                 refuse_unsealed(part.view.lake.storage)
-            raise InputMissing(f"no trajectories to draw from in {names}", hint="fill it with: amago collect")
+            raise InputMissing(f"no trajectories to draw from in {names}", hint=self.parts[0].sampler.how_to_fill)
         return weights / weights.sum()
 
     def sample(self, batch_size: int, update: int, micro_batch: int = 0) -> Batch:

@@ -81,6 +81,13 @@ class WindowSampler:
         self._weigh()
         return not self._total > 0
 
+    @property
+    def how_to_fill(self) -> str:
+        """The hint where there is nothing to draw from."""
+        if self._context is None:
+            return "fill it with: amago collect; or widen the selection"
+        return 'train.context = "history" draws from histories alone: amago collect --tasks N stores them'
+
     def sample(self, batch_size: int, rng: np.random.Generator, out: Columns | None = None) -> Batch:
         """Draw `batch_size` windows: independent draws, ordered by segment; into `out`, if given. InputMissing if there
         is nothing to draw from."""
@@ -114,9 +121,7 @@ class WindowSampler:
         if self.is_empty:
             raise InputMissing(
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
-                hint="collect some first, or widen the selection"
-                if self._context is None
-                else 'train.context = "history" draws from episodes that were collected with collect.tasks',
+                hint=self.how_to_fill,
             )
         first, stop = self._span
         point = (first + rng.random(batch_size) * (stop - first)) * self._total

@@ -327,7 +327,7 @@ class Rollout:
             # A piece is cut before the next step is added, so that none is left empty when an episode or the rollout
             # ends there.
             if self._chunk_steps and len(due := group.running(self._chunk_steps)):
-                self._finished.put(turn, group.cut(due, self._info(), self._versions(group, due)))
+                self._finished.put(turn, group.cut(due, self._info(), self._count_updates(group, due)))
             observed = group.observation
             group.add(actions, result, epsilon)
             self.total_steps += len(failed)
@@ -386,11 +386,11 @@ class Rollout:
 
     def _taken(self, group: ActorGroup, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
         shared = self._info(tags={UNFINISHED: "true"} if unfinished else {})
-        own = self._versions(group, actors)
+        own = self._count_updates(group, actors)
         return group.take(actors, shared, own, summarised=self._summarised, unfinished=unfinished)
 
-    def _versions(self, group: ActorGroup, actors: np.ndarray) -> dict[str, list[int]]:
-        """The updates of each actor's learner, if it has one of its own."""
+    def _count_updates(self, group: ActorGroup, actors: np.ndarray) -> dict[str, list[int]]:
+        """Count the updates of each actor's learner, if the policy is one, as a field of trajectories."""
         if not isinstance(self._policy, HistoryLearner):
             return {}
         return {"policy_version": self._policy.version[group.place][actors].tolist()}
@@ -412,7 +412,7 @@ class Rollout:
         stored = 0
         for group in self._groups:
             if len(actors := group.running(least)):
-                pieces = group.cut(actors, self._info(), self._versions(group, actors))
+                pieces = group.cut(actors, self._info(), self._count_updates(group, actors))
                 self._finished.put((group.rounds, group.number), pieces)
                 stored += len(actors)
         self._finished.flush()

@@ -187,7 +187,7 @@ def test_a_lake_without_histories_has_nothing_to_draw(lake: Lake) -> None:
     fill_histories(lake, {"": [3, 4]})
     with pytest.raises(InputMissing, match="no trajectories") as caught:
         make_sampler(lake, 4).sample(3, np.random.default_rng(0))
-    assert "collect.tasks" in str(caught.value.hint)
+    assert "amago collect --tasks N" in str(caught.value.hint)
 
 
 def test_warm_up_and_priorities_apply_to_histories(tmp_path: Path) -> None:
