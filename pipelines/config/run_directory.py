@@ -156,7 +156,7 @@ class RunDirectory:
         """Raise UsageError with a diff if the run already has this stage with other values, unless `fresh`.
 
         `stage` owns some tables (`STAGE_TABLES`); only those are compared. `undecided`: "auto" may yet become the
-        number that the run has.
+        number that the run has, and a number or a file of tasks their names.
         """
         if fresh:
             return
@@ -175,7 +175,7 @@ class RunDirectory:
         )
 
         def is_free(key: str) -> bool:
-            if undecided and after.get(key) == "auto" and isinstance(before.get(key), int):
+            if undecided and _may_become(after.get(key), before.get(key)):
                 return True
             # An import has left the environment open, and with how many actors the run goes on.
             is_actors = key == "collect.actors" and before.get(key) == "auto"
@@ -305,3 +305,13 @@ def describe_process() -> dict[str, Any]:
     facts = _find_circumstances()
     who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
     return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
+
+
+def _may_become(given: Any, stored: Any) -> bool:
+    """Check whether a value that is given may yet turn out to be the one that is stored."""
+    if given == "auto":
+        return isinstance(stored, int)
+    if not isinstance(stored, list):
+        return False
+    named_in_a_file = isinstance(given, list) and len(given) == 1 and str(given[0]).endswith(".json")
+    return named_in_a_file or (isinstance(given, int) and given == len(stored))
