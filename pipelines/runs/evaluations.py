@@ -1,8 +1,8 @@
 """Evaluations of a run: scores with their intervals, by update, environment steps and time.
 
 A score belongs to an update and to a `Standard`: an environment with its parameters, a split of its tasks, a choice of
-tasks, and a way to act. Only scores of one standard are compared. A run's settings say by which standard it is scored
-(`select_scores`); any other evaluation stays in the run's directory and is shown as what it is.
+tasks, attempts at each, and a way to act. Only scores of one standard are compared. A run's settings say by which
+standard it is scored (`select_scores`); any other evaluation stays in the run's directory and is shown as what it is.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ class Standard:
 
     `env`: the environment and its parameters, as JSON with sorted keys. `tasks`: the SQL predicate that chose them,
     empty for those of the split. `greedy`: whether the most likely actions were taken, None if the report does not say.
+    `attempts`: how often each episode was repeated without clearing the memory.
     """
 
     env: str
     split: str
     tasks: str = ""
     greedy: bool | None = None
+    attempts: int = 1
 
     def __str__(self) -> str:
         """Describe it without the environment: `test tasks, sampled`."""
         which = f"tasks where {self.tasks}" if self.tasks else f"{self.split or 'all'} tasks"
+        which += f", {self.attempts} times each" if self.attempts != 1 else ""
         return which if self.greedy is None else f"{which}, {mode_name(self.greedy)}"
 
 
@@ -154,6 +157,7 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
         return (
             standard.tasks == _text(wanted.get("tasks"))
+            and standard.attempts == _attempts(wanted)
             and standard.split in (splits if split == "auto" else (split,))
             and (standard.greedy == chosen or None in (standard.greedy, chosen))
         )
@@ -272,6 +276,7 @@ def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
             split=split,
             tasks=_text(settings.get("tasks")),
             greedy=greedy if isinstance(greedy, bool) else None,
+            attempts=_attempts(settings),
         ),
         default_greedy=default if isinstance(default, bool) else None,
         settings=settings,
@@ -280,6 +285,12 @@ def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
         env_steps=metrics.at("env_steps", update) if metrics else None,
         seconds=metrics.at("seconds", update) if metrics else None,
     )
+
+
+def _attempts(settings: Mapping[str, Any]) -> int:
+    """Look up how often each episode is played; 1 if settings of `[evaluate]` do not say so."""
+    attempts = settings.get("attempts", 1)
+    return attempts if isinstance(attempts, int) else 1
 
 
 def _score(metrics: Mapping[str, Any], metric: str) -> ScoreInterval | None:

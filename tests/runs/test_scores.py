@@ -74,6 +74,7 @@ foreign = st.fixed_dictionaries(
         "env": st.sampled_from([{"name": "tmaze", "corridor": 400}, {"name": "bandit"}, {}, {"name": "tmaze"}]),
         "tasks": st.sampled_from(["success", "length > 3"]),
         "greedy": st.just(True),
+        "attempts": st.sampled_from([2, 30]),
     },
 ).filter(bool)
 OTHER_SPLIT = st.just({"split": "train", "seed": 5})  # the chain's own evaluations on tasks for training have seed 77
