@@ -246,7 +246,7 @@ def test_dead_workers_are_replaced_side_by_side(monkeypatch):
     rollout, _ = rollout_in(env, on_env_error="restart")
     rollout.run(steps=8)
     calls = []
-    for name in ("replace", "introduced"):
+    for name in ("replace", "introduce"):
         real = getattr(Worker, name)
         monkeypatch.setattr(Worker, name, lambda self, name=name, real=real: (calls.append(name), real(self))[1])
     for pid in env.pids:
@@ -254,7 +254,7 @@ def test_dead_workers_are_replaced_side_by_side(monkeypatch):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     rollout.run(steps=8)
     env.close()
-    assert calls == 4 * ["replace"] + 4 * ["introduced"]
+    assert calls == 4 * ["replace"] + 4 * ["introduce"]
 
 
 @pytest.mark.system
