@@ -41,14 +41,16 @@ class LentRows:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows to copy for each of some parts (P,) int64: `count` ones of its trajectory from `start` on, to `target`."""
+    """Rows to copy for each of some parts (P,) int64: `count` ones of its trajectory from `start` on, to `target`.
+    `fill_all`: they are all rows that are wanted of a batch, so that others may be overwritten."""
 
     start: np.ndarray
     count: np.ndarray
     target: np.ndarray
+    fill_all: bool = True
 
     def part(self, chosen: np.ndarray) -> _Rows:
-        return _Rows(self.start[chosen], self.count[chosen], self.target[chosen])
+        return _Rows(self.start[chosen], self.count[chosen], self.target[chosen], len(chosen) == len(self.start))
 
 
 class SegmentLost(Exception):
@@ -184,7 +186,7 @@ class Gatherer:
             own = {name: out[name] for name in out if name in segment.columns}
             self._scatter_from(segment.number, table["row0"][chosen], rows.part(chosen), own)
             rest = {name: out[name] for name in out if name not in own}
-            if not rest:
+            if not rest:  # it is not an overlay
                 continue
             chosen = chosen[np.argsort(self._view.file_of[table["base"][chosen]], kind="stable")]
             for c, d in self._by_file(table["base"][chosen]):
@@ -193,14 +195,24 @@ class Gatherer:
 
     def _scatter_from(self, number: int, row0: np.ndarray, rows: _Rows, out: Columns) -> None:
         """Copy `rows` of trajectories that begin at `row0` (n,) in the file of a segment."""
+        if not out:
+            return
         file = self._file(number)
         first = row0.astype(np.int64) + rows.start
         step = np.arange(rows.count.sum()) - np.repeat(np.cumsum(rows.count) - rows.count, rows.count)
         source_row = np.repeat(first, rows.count) + step
         target_row = np.repeat(rows.target, rows.count) + step
+        # One `take` that fills the whole buffer, padding included, is twice as fast as taking and placing rows.
+        filling: np.ndarray | None = None
+        if rows.fill_all:
+            filling = np.zeros(len(next(iter(out.values()))), dtype=np.int64)
+            filling[target_row] = source_row
         try:
             for name, target in out.items():
                 source = file.columns.get(name)
+                if source is not None and filling is not None:
+                    np.take(source, filling, axis=0, out=target, mode="clip")
+                    continue
                 if source is not None:
                     target[target_row] = source[source_row]
                     continue

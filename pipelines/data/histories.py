@@ -34,7 +34,7 @@ class HistoryContext:
 class Parts:
     """Consecutive steps of trajectories that windows consist of, (P,) int64 each: the `window` of the batch, the `row`
     of the trajectory in the view's table, its first step `start` and the number of `steps` shown, and the step of the
-    window at which they stand (`place`). In the order in which they follow each other in a window.
+    window at which they stand (`place`). Ordered by window, and by place within one.
 
     `joins` (P,) bool: the part begins another episode than the part before it.
     """
@@ -54,9 +54,7 @@ class Parts:
     @property
     def is_last(self) -> np.ndarray:
         """Whether each part ends its window (P,)."""
-        last = np.zeros(int(self.window.max(initial=-1)) + 1, dtype=np.int64)
-        np.maximum.at(last, self.window, self.place)
-        return self.place == last[self.window]
+        return np.append(self.window[1:] != self.window[:-1], True)
 
 
 class Histories:
