@@ -192,7 +192,11 @@ class Mixture:
 def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
     """Join batches whose windows are consecutive in `columns`."""
     importance = [batch.importance for batch in batches if batch.importance is not None]
-    cut_off = [batch.cut_off for batch in batches if batch.cut_off is not None]
+    cut_off = None
+    if any(batch.cut_off is not None for batch in batches):
+        steps = next(iter(columns.values())).shape[1] - 1
+        marks = [np.zeros((len(each), steps), dtype=bool) if each.cut_off is None else each.cut_off for each in batches]
+        cut_off = np.concatenate(marks)
     warm_up = [batch.warm_up for batch in batches if batch.warm_up is not None]
     return Batch(
         columns={name: buffer[:] for name, buffer in columns.items()},
@@ -202,5 +206,5 @@ def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batc
         lake=lake,
         importance=np.concatenate(importance) if importance else None,
         warm_up=np.concatenate(warm_up) if warm_up else None,
-        cut_off=np.concatenate(cut_off) if cut_off else None,
+        cut_off=cut_off,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.data.histories import HISTORY, HistoryContext
+from pipelines.data.mixture import Mixture, Share
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
@@ -203,3 +204,19 @@ def test_warm_up_and_priorities_apply_to_histories(tmp_path: Path) -> None:
     drawn = sampler.sample(200, np.random.default_rng(1)).trajectory
     assert drawn is not None
     assert (drawn == 1).mean() > 0.99
+
+
+def test_lakes_are_mixed_of_which_one_has_truncated_episodes(tmp_path: Path) -> None:
+    views = []
+    for number, truncated in enumerate((0.0, 1.0)):
+        lake = Lake.create(tmp_path / str(number))
+        fill_histories(lake, {"a": [2, 3, 4]}, seed=number, truncated=truncated)
+        views.append((View(lake, SCHEMA.id, extra=HISTORY), Share()))
+    mixture = Mixture(views, length=5, seed=0, history=HistoryContext())
+    mixture.refresh(0)
+    batch = mixture.sample(64, 1)
+    assert batch.cut_off is not None
+    assert batch.lake is not None
+    joins = (batch.columns["reset"] == 1) & (batch.lake == 1)[:, None]
+    np.testing.assert_array_equal(batch.cut_off, joins[:, 1:])
+    assert joins.any()
