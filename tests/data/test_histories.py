@@ -220,3 +220,25 @@ def test_lakes_are_mixed_of_which_one_has_truncated_episodes(tmp_path: Path) -> 
     joins = (batch.columns["reset"] == 1) & (batch.lake == 1)[:, None]
     np.testing.assert_array_equal(batch.cut_off, joins[:, 1:])
     assert joins.any()
+
+
+@pytest.mark.parametrize("order", ["time", "return", "shuffle"])
+def test_a_restored_mixture_draws_the_same_windows_after_compaction(tmp_path: Path, order: Any) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    fill_histories(lake, LENGTHS, truncated=0.3)
+
+    def make() -> Mixture:
+        view = View(lake, SCHEMA.id, extra=HISTORY)
+        return Mixture([(view, Share())], length=6, seed=0, history=HistoryContext(order=order, stride=2))
+
+    first = make()
+    first.refresh(0)
+    before = first.sample(40, 3)
+    compact(lake, grace_seconds=0.0)
+    second = make()
+    second.restore(first.snapshots())
+    second.refresh(0)
+    after = second.sample(40, 3)
+    np.testing.assert_array_equal(before.lengths, after.lengths)
+    for name, values in before.columns.items():
+        np.testing.assert_array_equal(values, after.columns[name])
