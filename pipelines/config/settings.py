@@ -32,7 +32,7 @@ _ONLY_FOR = {
 }
 
 
-def _listed(given: Any) -> Any:
+def _wrap_text(given: Any) -> Any:
     return (given,) if isinstance(given, str) else given
 
 
@@ -197,10 +197,10 @@ class RelabelSettings(SettingsModel):
     @property
     def relabelers(self) -> tuple[str, ...]:
         """Relabelers to apply, in order, each with its argument."""
-        return tuple(f"hindsight:{self.strategy}" if name == "hindsight" else name for name in self._named)
+        return tuple(f"hindsight:{self.strategy}" if name == "hindsight" else name for name in self._names)
 
     @property
-    def _named(self) -> tuple[str, ...]:
+    def _names(self) -> tuple[str, ...]:
         return (self.relabeler,) if isinstance(self.relabeler, str) else self.relabeler
 
     @model_validator(mode="after")
@@ -211,7 +211,7 @@ class RelabelSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _strategy_is_used(self) -> RelabelSettings:
-        if self.strategy != "future" and "hindsight" not in self._named:
+        if self.strategy != "future" and "hindsight" not in self._names:
             raise ValueError(f"'strategy' is that of hindsight; write NAME:{self.strategy} for another relabeler")
         return self
 
@@ -265,7 +265,7 @@ class CollectSettings(SettingsModel):
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: Annotated[bool | Literal["auto"], BEHAVIOUR] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
-    tasks: Annotated[_Tasks, BeforeValidator(_listed), BEHAVIOUR] = ()
+    tasks: Annotated[_Tasks, BeforeValidator(_wrap_text), BEHAVIOUR] = ()
     """Tasks that actors hold for the whole run, `copies` actors each: names, as in the column `task` of the lake, a
     JSON file of them, `FILE.json`, or a number of different tasks, as the environment draws them; empty: every episode
     draws its task. They determine the number of actors, and the episodes of an actor are stored as a history."""
@@ -534,7 +534,7 @@ class ExportSettings(SettingsModel):
 
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
-    format: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("bundle",)
+    format: Annotated[tuple[str, ...], BeforeValidator(_wrap_text)] = ("bundle",)
     """Forms of the policy: bundle, with onnx, torch and aoti, which act without this package, and page, in which it
     plays; or one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
     episodes: int = Field(32, ge=0, le=10_000)

@@ -67,12 +67,12 @@ class Strategy:
         """Compute masses (N,) float64, without priorities. In pieces, so that a million rows need no extra memory.
         `windows` (N,): replaces those that are computed from lengths; where it is 0, so is the mass."""
         mass = np.empty(len(table))
-        offered = self._offered(table, window, windows) if self.weighting == "task" else None
+        offered = self._count_windows_by_task(table, window, windows) if self.weighting == "task" else None
         newest = _steps_to_the_newest(table) if self.half_life else 0.0
         passed = 0.0
         for number, (part, own) in enumerate(zip(pieces(table), pieces(mass), strict=True)):
             own[:] = part["weight"]
-            shown = self._shown(part, number, window, windows)
+            shown = self._count_windows(part, number, window, windows)
             if self.weighting != "trajectory":
                 own *= shown if offered is None else shown / offered[part["task"]]
             elif windows is not None:
@@ -84,16 +84,16 @@ class Strategy:
                 own[chosen] *= np.exp2((steps[chosen] - newest) / self.half_life)
         return mass
 
-    def _shown(self, part: np.ndarray, number: int, window: int, windows: np.ndarray | None) -> np.ndarray:
+    def _count_windows(self, part: np.ndarray, number: int, window: int, windows: np.ndarray | None) -> np.ndarray:
         if windows is None:
             return self.windows(part["length"].astype(np.int64), window)
         return windows[number * _PIECE :][: len(part)]
 
-    def _offered(self, table: np.ndarray, window: int, windows: np.ndarray | None) -> np.ndarray:
+    def _count_windows_by_task(self, table: np.ndarray, window: int, windows: np.ndarray | None) -> np.ndarray:
         """Count windows of all selected trajectories, by task; 1 where there are none."""
         offered = np.zeros(int(table["task"].max(initial=0)) + 1)
         for number, part in enumerate(pieces(table)):
-            shown = self._shown(part, number, window, windows) * (part["weight"] > 0)
+            shown = self._count_windows(part, number, window, windows) * (part["weight"] > 0)
             offered += np.bincount(part["task"], weights=shown, minlength=len(offered))
         return np.maximum(offered, 1)
 

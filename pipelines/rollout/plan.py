@@ -6,6 +6,7 @@ to those of other processes, each with its share.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,16 +163,16 @@ class CollectionPlan:
             timeout_seconds=self.settings.collect.env_timeout_seconds,
             listener=listener,
         )
-        try:
-            if tasks:  # actor i plays episodes i, i + actors, ...: always task i modulo their number
+        if not tasks:
+            return made
+        with contextlib.ExitStack() as stack:
+            stack.callback(made.close)
+            try:  # actor i plays episodes i, i + actors, ...: always task i modulo their number
                 made.play_only(tasks)
-        except InputMissing as error:
-            made.close()
-            hint = "name tasks as the column 'task' of its trajectories does, or leave out collect.tasks"
-            raise InputMissing(error.message, hint=hint) from error
-        except BaseException:
-            made.close()
-            raise
+            except InputMissing as error:
+                hint = "name tasks as the column 'task' of its trajectories does, or leave out collect.tasks"
+                raise InputMissing(error.message, hint=hint) from error
+            stack.pop_all()
         return made
 
     def make_exploration(self, spec: EnvSpec, *, seed: int, before: int) -> Exploration | None:

@@ -369,12 +369,12 @@ def baselines(spec: EnvSpec) -> dict[str, dict[str, Any]]:
     """List the exact return and success by attempt of random and optimal play, where the environment provides
     them."""
     return {
-        "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
-        "optimal": {"return": spec.optimal_return, "success": _listed(spec.optimal_success)},
+        "random": {"return": spec.random_return, "success": _to_list(spec.random_success)},
+        "optimal": {"return": spec.optimal_return, "success": _to_list(spec.optimal_success)},
     }
 
 
-def _listed(values: tuple[float, ...] | None) -> list[float] | None:
+def _to_list(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 

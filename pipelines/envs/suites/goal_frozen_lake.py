@@ -135,6 +135,6 @@ class GoalFrozenLake(NativeEnv):
 
 
 def _list_observations(coordinates: np.ndarray) -> np.ndarray:
-    """List what is seen in cell c with holes near by the bits b, in row c * 16 + b: (cells * 16, 6) float32."""
+    """Tabulate observations (cells * 16, 6) float32: row c * 16 + b is for cell c, and bits b of its adjacent holes."""
     near = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1, count=4, bitorder="little")
     return np.hstack([np.repeat(coordinates, 16, axis=0), np.tile(near, (len(coordinates), 1))], dtype=np.float32)
