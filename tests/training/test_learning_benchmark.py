@@ -37,6 +37,8 @@ COUNTS = (
     "twelve",
     "thirteen",
     "fourteen",
+    "fifteen",
+    "sixteen",
 )
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
