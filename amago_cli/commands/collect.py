@@ -106,6 +106,17 @@ def collect(
         ),
         Sets("collect.policy"),
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label",
+            metavar="POLICY",
+            help="Store what this policy would do at every step as its label: expert, RUN[@CHECKPOINT], BUNDLE, or "
+            "module:attr.",
+            autocompletion=completion.policies,
+        ),
+        Sets("collect.label"),
+    ] = None,
     follow: Annotated[
         str | None,
         typer.Option(

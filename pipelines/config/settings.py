@@ -271,6 +271,9 @@ class CollectSettings(SettingsModel):
     draws its task. They determine the number of actors, and the episodes of an actor are stored as a history."""
     copies: Annotated[int, BEHAVIOUR] = Field(1, ge=1, le=65_536)
     """Actors that hold each of `tasks`."""
+    label: Annotated[str, BEHAVIOUR] = ""
+    """Policy whose action at every step is stored as its label, for `agent.target = "label"`: `expert`,
+    `RUN[@CHECKPOINT]`, `BUNDLE` or `module:attr`. It sees what the acting policy does. Empty: no labels."""
     learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
     """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)

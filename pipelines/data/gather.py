@@ -140,7 +140,7 @@ class Gatherer:
             parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first
         )
         flat = {name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in out.items()}
-        observed = [column.name for column in self._view.schema.columns if column.role == "observation"]
+        observed = [column.name for column in self._view.schema.columns if column.role in ("observation", "label")]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
             self._scatter(table, wanted, {name: flat[name] for name in names})
         ends = parts.place + parts.steps

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pipelines.config.host import is_main
+from pipelines.config.model import AgentSettings
 from pipelines.config.settings import ReplaySettings, TrainSettings
 from pipelines.data.histories import HISTORY, HistoryContext
 from pipelines.data.mixture import Mixture, Share
@@ -127,6 +128,15 @@ def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
         listener(Progress(stage="wait", done=int(time.monotonic() - began), total=None, unit="s"))
         time.sleep(POLL_SECONDS)
     return found
+
+
+def require_labels(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
+    """Raise InputMissing if the agent is to imitate labels that the steps of `lake` do not have."""
+    if agent.target == "label" and not schema.labelled:
+        raise InputMissing(
+            f"agent.target is 'label', but the steps of lake '{lake}' have no labels",
+            hint="collect with --label expert, or another policy; or leave out agent.target",
+        )
 
 
 def make_mixture(

@@ -17,6 +17,7 @@ from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.store import Lake
+from pipelines.lake.uids import raw_uids
 from tests.lake.factories import SCHEMA, derive
 from tests.lake.histories import Written, fill_histories
 
@@ -178,8 +179,8 @@ def test_selected_versions_take_the_place_of_their_originals(lake: Lake) -> None
 def test_a_selection_leaves_episodes_out(lake: Lake) -> None:
     written = fill_histories(lake, {"a": [2, 3, 4, 5]})
     kept = [values for values, info in written.values() if info.history_index in (0, 2)]
-    uids = {bytes.fromhex(uid) for uid, (_, info) in written.items() if info.history_index in (0, 2)}
-    selection = Selection(where="x", evaluate=lambda given: np.array([float(each in uids) for each in given.tolist()]))
+    uids = raw_uids([uid for uid, (_, info) in written.items() if info.history_index in (0, 2)])
+    selection = Selection(where="x", evaluate=lambda given: np.isin(given, uids).astype(float))
     batch = make_sampler(lake, 50, selection=selection).sample(50, np.random.default_rng(0))
     assert batch.lengths.max() == sum(len(values["reward"]) - 1 for values in kept) + 1
 
