@@ -330,6 +330,9 @@ class TrainSettings(SettingsModel):
     """Order of the episodes in a window of a history: as they were played, by increasing return, or at random."""
     history_stride: int = Field(1, ge=1)
     """Every how many-th episode of that order a window shows: with more, it shows faster progress."""
+    history_horizon: Literal["episode", "history"] = "episode"
+    """How far rewards count: to the end of an episode, or on into the following ones of its window. The latter rewards
+    exploration that pays in a later episode."""
     burn_in: int = Field(0, ge=0)
     """First steps of a window that only warm up the encoder's memory and do not count in the losses, unless the window
     begins its trajectory; for recurrent encoders."""

@@ -158,7 +158,7 @@ def make_mixture(
     )
     history = None
     if train.context == "history":
-        history = HistoryContext(order=train.history_order, stride=train.history_stride)
+        history = HistoryContext(order=train.history_order, stride=train.history_stride, horizon=train.history_horizon)
     extra = strategy.extra if history is None else (*strategy.extra, *HISTORY)
     views, versions = [], []
     for lake, share in lakes:

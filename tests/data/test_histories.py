@@ -176,6 +176,20 @@ def test_selected_versions_take_the_place_of_their_originals(lake: Lake) -> None
         assert (batch.columns["reward"][i, first:rows] > 5).all()
 
 
+def test_with_the_horizon_of_the_history_ends_of_episodes_are_resets(lake: Lake) -> None:
+    """Nothing else of the windows changes."""
+    fill_histories(lake, LENGTHS)
+    near, far = (make_sampler(lake, 9, HistoryContext(horizon=each)) for each in ("episode", "history"))
+    for seed in range(5):
+        one, other = (sampler.sample(100, np.random.default_rng(seed)) for sampler in (near, far))
+        assert other.cut_off is None
+        joined = one.columns["reset"] != 0
+        assert (one.columns["terminated"][joined] != 0).any() or one.cut_off is not None
+        for name, values in one.columns.items():
+            expected = np.where(joined, 0, values) if name == "terminated" else values
+            np.testing.assert_array_equal(other.columns[name], expected)
+
+
 def test_a_selection_leaves_episodes_out(lake: Lake) -> None:
     written = fill_histories(lake, {"a": [2, 3, 4, 5]})
     kept = [values for values, info in written.values() if info.history_index in (0, 2)]
