@@ -75,9 +75,9 @@ def test_it_ends_with_a_training_in_another_process(trained: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         done = subprocess.run(
             [*amago, "evaluate", run, "--follow", "--episodes", "4", "--output", "json"],
-            capture_output=True, text=True, check=True, timeout=300,
+            capture_output=True, text=True, check=True, timeout=900,
         )  # fmt: skip
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors
     last = json.loads(done.stdout)["metrics"]["update"]
     assert last in list_checkpoints(trained / "checkpoints")
