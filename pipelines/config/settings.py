@@ -294,6 +294,12 @@ class CollectSettings(SettingsModel):
     """How many times in a row a collector is started again after its process has died, without having stored a step in
     between."""
 
+    @model_validator(mode="after")
+    def _copies_are_of_tasks(self) -> CollectSettings:
+        if self.copies > 1 and not self.tasks:
+            raise ValueError("'copies' are actors that hold each of 'tasks', and there are none; give --tasks N")
+        return self
+
 
 class LakeSettings(SettingsModel):
     """`[lake]`: maintenance of the lake by its collector while it collects; others may write to it at the same time."""
