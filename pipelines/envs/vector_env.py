@@ -1,8 +1,9 @@
 """A `gymnasium.vector.VectorEnv` as an environment of several actors.
 
-It must let us reset single actors (AutoresetMode.DISABLED): then episode k begins with the seed that an environment of
-gymnasium's single interface would get. With SAME_STEP it resets them by itself, and only the first episodes are seeded.
-NEXT_STEP is refused: the step that resets one actor would be a step of all the others.
+It must let us reset single actors by `options["reset_mask"]`, as gymnasium's own do: episode k begins with the seed
+that an environment of gymnasium's single interface would get. In the mode NEXT_STEP, gymnasium's default, an actor is
+reset before the step that would reset it, and all the others wait. With SAME_STEP the environment resets actors by
+itself, and only the first episodes are seeded.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class BatchedEnv(EpisodeEnv):
         self._goals = [""] * num_envs
         self._ended = np.zeros(num_envs, dtype=bool)
         self._begun: Any = None  # what a step showed of the episodes that it began
+        self._resets_single = False  # whether that was seen: an environment that ignores the mask resets all
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones(self.num_envs, dtype=bool) if mask is None else mask
@@ -63,6 +65,9 @@ class BatchedEnv(EpisodeEnv):
         self._seeds[indices] = self._draw_seeds(episodes)
         shown = self._begin(mask)
         columns = {name: column.copy() for name, column in self._columns.items()}
+        if not (mask.all() or self._resets_itself or self._resets_single):
+            self._require_others_unchanged(shown, ~mask)
+            self._resets_single = True
         for i, observation in enumerate(iterate(self.env.observation_space, shown)):
             if mask[i]:
                 self._write(observation, columns, i)
@@ -81,6 +86,17 @@ class BatchedEnv(EpisodeEnv):
         if self._resets_itself:
             raise StageFailed(f"environment '{self._name}' resets actors by itself, at the end of their episodes only")
         return self._call("reset", lambda: self.env.reset(seed=seeds, options={"reset_mask": mask.copy()}))[0]
+
+    def _require_others_unchanged(self, shown: Any, others: np.ndarray) -> None:
+        """Raise StageFailed if a reset of some actors has changed what the `others` (N,) bool observe."""
+        columns = self._observations.empty(self.num_envs)
+        for i, observation in enumerate(iterate(self.env.observation_space, shown)):
+            self._write(observation, columns, i)
+        if any((columns[name][others] != before[others]).any() for name, before in self._columns.items()):
+            raise StageFailed(
+                f"environment '{self._name}' has reset all of its actors, where options['reset_mask'] asked for some",
+                hint="let its reset heed the mask, or make it with autoreset_mode=AutoresetMode.SAME_STEP",
+            )
 
     def step(self, actions: np.ndarray) -> StepResult:
         batch = np.stack([np.asarray(action) for action in self._actions.decode(actions)])
@@ -108,6 +124,9 @@ class BatchedEnv(EpisodeEnv):
     def tasks(self, indices: np.ndarray) -> list[str]:
         return [self._name for _ in indices]
 
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        return [None] * len(indices) if self._resets_itself else self._seeds[indices].tolist()
+
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         return [self._goals[i] for i in indices.tolist()]
 
@@ -125,11 +144,6 @@ class BatchedEnv(EpisodeEnv):
         if env.num_envs != self.num_envs:
             raise UsageError(f"environment '{self._name}' gives {env.num_envs} actors, {self.num_envs} were asked for")
         mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))  # gymnasium's default
-        if mode is AutoresetMode.NEXT_STEP:
-            raise UsageError(
-                f"environment '{self._name}' resets its actors in the step after an episode's end",
-                hint="make it with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or SAME_STEP",
-            )
         self._resets_itself = mode is AutoresetMode.SAME_STEP
         return env
 
