@@ -49,6 +49,25 @@ class Deaf(SyncVectorEnv):
         return super().reset(seed=seed)
 
 
+class Pool(SyncVectorEnv):
+    """As EnvPool's environments: a reset returns the actors that were reset alone, and seeds are not taken."""
+
+    is_async = False
+
+    def __init__(self, num_envs, batch=1.0):
+        super().__init__([lambda: gymnasium.make("CartPole-v1")] * num_envs)
+        self.all_env_ids = np.arange(num_envs)
+        self.config, self.spec = {"max_episode_steps": 500}, object()
+        self.is_async = batch < 1.0
+
+    def reset(self, *, options=None):
+        mask = np.ones(self.num_envs, dtype=bool) if options is None else options["reset_mask"]
+        seeds = [7 + i for i in range(self.num_envs)] if options is None else None
+        shown, _ = super().reset(seed=seeds, options=options)
+        ids = np.flatnonzero(mask)[::-1]
+        return shown[ids], {"env_id": ids}
+
+
 def played(env, steps=30):
     rng = np.random.default_rng(0)
     rows = [dict(env.reset())]
@@ -102,6 +121,7 @@ def test_with_same_step_the_final_observation_is_the_episodes_own():
     ("name", "params", "error", "words"),
     [
         ("too_few", {}, UsageError, "gives 1 actors, 2 were asked for"),
+        ("Pool", {"batch": 0.5}, UsageError, "steps some of its actors at once"),
         ("not_a_vector", {}, UsageError, "not a gymnasium.vector.VectorEnv"),
         ("many", {"attempts": 2}, UsageError, "env.attempts: a VectorEnv ends its episodes by itself"),
         ("many", {"lenth": 2}, UsageError, "1 error"),
@@ -140,6 +160,25 @@ def test_gymnasiums_default_plays_whole_episodes(vectorization):
         assert ended > 6
     finally:
         env.close()
+
+
+def test_a_pool_returns_the_actors_that_were_reset():
+    env, bare = make(f"{HERE}:Pool", num_envs=3, seed=0), Pool(3)
+    assert env.spec.horizon == 500
+    shown, (rows, info) = env.reset()["obs"], bare.reset()
+    np.testing.assert_array_equal(shown[info["env_id"]], rows)
+    ended = 0
+    for time in range(90):
+        actions = np.array([time // 2 % 2, 1, time % 3 // 2], np.int32)
+        result, (observation, _, terminated, truncated, _) = env.step(actions), bare.step(actions)
+        np.testing.assert_array_equal(result.observation["obs"], observation)
+        if (mask := terminated | truncated).any():
+            ended += int(mask.sum())
+            shown, (rows, info) = env.reset(mask)["obs"], bare.reset(options={"reset_mask": mask})
+            np.testing.assert_array_equal(shown[info["env_id"]], rows)
+            np.testing.assert_array_equal(shown[~mask], observation[~mask])
+    assert ended > 6
+    assert env.seeds(np.arange(3)) == [None] * 3
 
 
 def test_an_environment_that_ignores_the_mask_is_refused():
