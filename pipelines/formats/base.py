@@ -45,6 +45,7 @@ class Importer(Protocol):
 
     `label` names it in file names, `fingerprint` changes with what is in it, `env` is its environment as far as it
     knows. `steps` is an estimate of all there are (None: unknown); `dropped` counts those that `batches` could not use.
+    `labelled`: its steps have labels.
     """
 
     label: str
@@ -53,6 +54,7 @@ class Importer(Protocol):
     spaces: Spaces
     steps: int | None
     dropped: int
+    labelled: bool
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield trajectories from number `start` on, as the lake stores them; each `info` has the tag `episode`.

@@ -76,6 +76,8 @@ def find_kind(path: Path) -> str | None:
 class _DemonstrationImporter(ABC):
     """An importer of trajectories that have arrays of their own; subclasses know how a file names them."""
 
+    labelled = False
+
     source: str
     names: Mapping[str, str]
     """The arrays of a trajectory."""

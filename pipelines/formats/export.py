@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import UsageError
-from pipelines.events import Listener, Progress, silent
+from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
@@ -22,6 +22,8 @@ from pipelines.formats.manifest import MARK, digest_files
 from pipelines.formats.tables import croissant
 from pipelines.lake.reading import Reader, group_by_episode
 from pipelines.lake.store import Lake
+
+_WITHOUT_LABELS = ("hdf5", "minari")
 
 
 def export(
@@ -41,6 +43,8 @@ def export(
     whole = known.get("complete") and isinstance(files, dict) and all((to / name).is_file() for name in files)
     if whole and known.get("digest") == digest:
         return Exported(trajectories=len(episodes), steps=known["steps"], written=0, bytes=known["bytes"])
+    if form in _WITHOUT_LABELS and any(schema.labelled for schema in lake.schemas().values()):
+        listener(Notice(text=f"{form} has no place for labels: they are left out", level="warning"))
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
 

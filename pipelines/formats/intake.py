@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 
 TOLERANCE = 1e-4  # of a bound's range: rounding of other tools, moved to the bound
@@ -22,7 +22,8 @@ class DecodedEpisodes:
     """Whole trajectories laid one after another, R rows and S = R - len(rows) steps in all.
 
     `rows`: T + 1 of each. `observation`: (R, ...) by column name; `action`, `reward`: (S, ...); `terminated`,
-    `truncated`: of each trajectory; `reset`: (R,), None for none.
+    `truncated`: of each trajectory; `reset`: (R,), None for none; `label`: (S, ...), of the observation that an action
+    was taken at, None where steps have none.
     """
 
     rows: Sequence[int]
@@ -32,19 +33,27 @@ class DecodedEpisodes:
     terminated: np.ndarray
     truncated: np.ndarray
     reset: np.ndarray | None = None
+    label: np.ndarray | None = None
 
 
 class EpisodeValidator:
-    """The check and conversion of one dataset: decoded trajectories in, step columns out.
+    """The check and conversion of one dataset: decoded trajectories in, step columns out, with labels if `labelled`.
 
     `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
     `listener` hears once what is rounded.
     """
 
     def __init__(
-        self, spaces: Spaces, *, what: str, clip: bool = False, native: bool = True, listener: Listener = silent
+        self,
+        spaces: Spaces,
+        *,
+        what: str,
+        clip: bool = False,
+        native: bool = True,
+        labelled: bool = False,
+        listener: Listener = silent,
     ) -> None:
-        self.schema = Schema(spaces)
+        self.schema = Schema(spaces, labelled=labelled)
         self._listener, self._reported = listener, False
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
@@ -78,6 +87,12 @@ class EpisodeValidator:
             for name, space in self._spaces.observation.items()
         }
         columns[ACTION] = _spread(self._convert_action(raw.action, place), later)
+        if self.schema.labelled:
+            if raw.label is None:
+                raise InputMissing(f"{self._what}: trajectory {first} has no labels, unlike those before it")
+            not_last = np.ones(len(later), dtype=bool)
+            not_last[ends] = False
+            columns[LABEL] = _spread(self._convert_action(raw.label, place, name=LABEL), not_last)
         reward = np.asarray(raw.reward)
         _require_numbers(reward, REWARD, self._what)
         with np.errstate(over="ignore"):  # what is too large is not finite then
@@ -117,7 +132,7 @@ class EpisodeValidator:
 
     def _store(self, name: str, space: Space, values: np.ndarray, place: _Locator) -> np.ndarray:
         """Convert to the dtype of `space`; discrete values are counted from 0."""
-        of_step = name == ACTION
+        of_step = name in (ACTION, LABEL)
         if self.native and isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
             values = values - np.asarray(space.start)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -137,26 +152,28 @@ class EpisodeValidator:
             place.require(fine, name, f"is outside its space of {limit} choices", of_step=of_step, fits=True)
         return stored
 
-    def _convert_action(self, values: np.ndarray, place: _Locator) -> np.ndarray:
+    def _convert_action(self, values: np.ndarray, place: _Locator, *, name: str = ACTION) -> np.ndarray:
+        """Convert the actions (S, ...) of steps, or the labels: `name` says which."""
         space = self._spaces.action
         values = np.asarray(values)
-        _require_numbers(values, ACTION, self._what)
+        _require_numbers(values, name, self._what)
         size, wanted = _count(values.shape[1:]), _count(space.shape)
         if size != wanted:
-            raise InputMissing(f"{self._what}: an action has {size} values, its space {wanted}")
+            raise InputMissing(f"{self._what}: '{name}' has {size} values a step, its space {wanted}")
         values = values.reshape(len(values), *space.shape)
         if not isinstance(space, Box):
-            return self._store(ACTION, space, values, place)
-        place.require(_is_finite(values), ACTION, "is not finite", of_step=True)
+            return self._store(name, space, values, place)
+        place.require(_is_finite(values), name, "is not finite", of_step=True)
         scaled = values if not self.native or is_plain(space) else normalise_actions(values, space)
         if space.low is None:
             return scaled.astype(space.dtype, copy=False)
         allowed = 1 + 2 * TOLERANCE
         beyond = np.abs(scaled) > allowed
         if beyond.any() and not self._clip:
+            what = "an action" if name == ACTION else "a label"
             place.refuse(
                 _every(~beyond),
-                f"an action is {float(values[beyond].flat[0]):g}, outside its bounds",
+                f"{what} is {float(values[beyond].flat[0]):g}, outside its bounds",
                 hint="give them by source.action_low and source.action_high, name the environment by --env, or "
                 "set source.clip_actions"
                 if self.native
@@ -251,7 +268,7 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Spread values of steps over rows, with zeros in the first row of each trajectory."""
+    """Spread values of steps over the rows that are true in `later`, with zeros in the others."""
     out = np.zeros((len(later), *values.shape[1:]), dtype=values.dtype)
     out[later] = values
     return out

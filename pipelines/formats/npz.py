@@ -56,6 +56,7 @@ class _File:
     truncated: bool
     reset: np.ndarray
     record: Mapping[str, Any] | None
+    label: np.ndarray | None = None
 
 
 class NpzImporter:
@@ -81,9 +82,15 @@ class NpzImporter:
         self.steps: int | None = None
         self.dropped = 0
         self._exported = first.record is not None
+        self.labelled = first.label is not None
         self.spaces = self._find_spaces(first, request.spaces)
         self._intake = EpisodeValidator(
-            self.spaces, what=self._what, clip=self._settings.clip_actions, native=False, listener=request.listener
+            self.spaces,
+            what=self._what,
+            clip=self._settings.clip_actions,
+            native=False,
+            labelled=self.labelled,
+            listener=request.listener,
         )
         self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
 
@@ -144,6 +151,8 @@ class NpzImporter:
 
     def _require_same_columns(self, number: int, file: _File, path: Path) -> None:
         missing = [name for name in self.spaces.observation if name not in file.observation]
+        if (file.label is not None) != self.labelled:
+            raise InputMissing(f"'{path}' {'has no' if self.labelled else 'has'} labels, unlike the files before it")
         more = [name for name in file.observation if name not in self.spaces.observation]
         if missing or more:
             differences = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
@@ -174,6 +183,7 @@ class NpzImporter:
             terminated=over,
             truncated=np.array([file.truncated for file in files]) | ~over,
             reset=np.concatenate([file.reset for file in files]),
+            label=np.concatenate([file.label for file in files if file.label is not None]) if self.labelled else None,
         )
         columns = self._intake.columns(raw, first=held[0][0])
         return Trajectories(columns, raw.rows, [self._info(number, file) for number, file in held])
@@ -222,6 +232,7 @@ def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
         truncated=bool(read_flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
         reset=values[RESET],
         record=record,
+        label=values[LABEL][:-1] if LABEL in values else None,
     )
 
 

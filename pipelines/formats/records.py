@@ -17,7 +17,10 @@ from pipelines.lake.trajectory import TrajectoryInfo
 
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_KEPT = ("env", "task", "policy_id", "policy_version", "seed", "success", "epsilon", "goal_text", "t_start", "t_end")
+_KEPT = (
+    *("env", "task", "policy_id", "policy_version", "seed", "success", "epsilon", "goal_text", "t_start", "t_end"),
+    *("history", "history_index"),
+)
 
 
 class _TrajectoryRecord(Form):
@@ -34,6 +37,8 @@ class _TrajectoryRecord(Form):
     goal_text: str | None = None
     t_start: _Finite | None = None
     t_end: _Finite | None = None
+    history: str | None = None
+    history_index: Annotated[int, Field(ge=0, lt=2**32 - 1)] | None = None
     attempts: list[bool] | tuple[bool, ...] | None = None
     tags: dict[str, str] | None = None
 

@@ -92,11 +92,11 @@ class _Ingestion:
         self, settings: Settings, source: Importer, existing: Lake | None, *, name: str, listener: Listener
     ) -> None:
         self._settings, self._source, self._existing, self.name = settings, source, existing, name
-        self._listener = listener
+        self._listener, self._schema = listener, Schema(source.spaces, labelled=source.labelled)
         self._place = f"{settings.source.name}"
         self.before = self._next = self._expired = 0
         if existing is not None:
-            existing.require_schema(Schema(source.spaces))
+            existing.require_schema(self._schema)
             self.before, self._next, self._expired = count_stored(existing, name)
 
     def refuse_other_content(self, *, fresh: bool) -> None:
@@ -140,10 +140,10 @@ class _Ingestion:
         done, returns, trajectories = self.before, 0.0, 0
         if first is not None:
             lake = Lake.open_or_create(where)
-            lake.require_schema(Schema(self._source.spaces))
+            lake.require_schema(self._schema)
             self._register(lake, directory)
             seconds = self._settings.collect.seal_seconds
-            with lake.writer(Schema(self._source.spaces), name=self.name, seal_seconds=seconds) as writer:
+            with lake.writer(self._schema, name=self.name, seal_seconds=seconds) as writer:
                 batch: Trajectories | None = first
                 while batch is not None:
                     infos = [replace(info, collector=self.name) for info in batch.infos]

@@ -1,4 +1,4 @@
-"""croissant.json of a Parquet export says what the files hold; test_clients reads it by the reference implementation."""
+"""croissant.json of a Parquet export says what its files hold; test_clients reads it by another implementation."""
 
 from __future__ import annotations
 

@@ -54,6 +54,8 @@ def _keep_inside(schema: Schema, values: dict[str, np.ndarray]) -> None:
             values[name] %= 2
         elif name == "action":
             values[name] = np.clip(values[name], -1, 1)
+    if schema.labelled:
+        values["label"] = np.roll(values["action"], -1, axis=0)  # within the action's space, and zeros in the last row
 
 
 def stored(lake: Lake, schema: Schema, lengths: list[int]) -> list[Trajectory]:
@@ -67,9 +69,35 @@ def stored(lake: Lake, schema: Schema, lengths: list[int]) -> list[Trajectory]:
             if number == 2:
                 values["truncated"][-1] = 1  # as well as terminated
             values["reset"][1 + number % length] = 1
-            info = replace(INFO, seed=number, tags={"note": f"n{number}"})
+            history = {"history": "c0/0/left", "history_index": number} if number else {}
+            info = replace(INFO, seed=number, tags={"note": f"n{number}"}, **history)
             found.append(Trajectory(values, info, writer.append(values, info)))
     return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("schema", [SCHEMA, BOUNDED, CHOICES], ids=["plain", "bounded", "choices"])
+def test_labels_come_back_from_formats_that_have_them(tmp_path: Path, form: str, schema: Schema) -> None:
+    lake, labelled = Lake.create(tmp_path / "lake"), replace(schema, labelled=True)
+    sent = {trajectory.uid: trajectory for trajectory in stored(lake, labelled, [3, 1, 5])}
+    export(lake, list(sent), tmp_path / "set", form=form, about={})
+    source = open_importer(SourceSettings(name=f"{FORMS[form]}:{tmp_path / 'set'}"))
+    assert source.labelled == (form in ("npz", "parquet"))
+    back = [trajectory for batch in source.batches() for trajectory in batch]
+    source.close()
+    assert len(back) == len(sent)
+    for each in back:
+        before = sent[each.info.tags["from_uid"]].columns
+        assert_same(dict(each.columns), {name: before[name] for name in each.columns})
+        assert ("label" in each.columns) == source.labelled
+
+
+def test_files_with_and_without_labels_are_not_mixed(tmp_path: Path) -> None:
+    for number, schema in enumerate((SCHEMA, replace(SCHEMA, labelled=True))):
+        lake = Lake.create(tmp_path / f"lake{number}")
+        export(lake, [each.uid for each in stored(lake, schema, [3])], tmp_path / f"all/{number}", form="npz", about={})
+    with pytest.raises(InputMissing, match="has labels, unlike the files before it"):
+        list(open_importer(SourceSettings(name=f"npz:{tmp_path / 'all'}")).batches())
 
 
 @pytest.mark.parametrize("form", FORMS)

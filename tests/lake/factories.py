@@ -68,6 +68,8 @@ def columns(rng: np.random.Generator, actions: int, schema: Schema = SCHEMA) -> 
             array[...] = rng.integers(0, 2 if array.dtype == bool else 5, array.shape)
         if column.role in ("action", "reward"):
             array[0] = 0
+        if column.role == "label":
+            array[-1] = 0
     values["terminated"][-1] = 1
     return values
 

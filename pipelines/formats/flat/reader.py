@@ -53,6 +53,8 @@ SPACES = "amago_spaces"  # attribute of a file that we wrote
 class FlatImporter:
     """The importer of flat arrays; see the module."""
 
+    labelled = False
+
     def __init__(self, request: Request) -> None:
         self._settings, self._kind = request.settings, request.kind
         self._path = find_file(request.place, request.listener)

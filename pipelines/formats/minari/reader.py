@@ -45,6 +45,8 @@ _TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permali
 class MinariImporter:
     """The importer of Minari's datasets; see the module."""
 
+    labelled = False
+
     def __init__(self, request: Request) -> None:
         data = find_data(request.place)
         self._settings = request.settings

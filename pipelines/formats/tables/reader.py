@@ -43,7 +43,7 @@ from pipelines.formats.records import read_info, read_spaces
 from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFiles, as_array, as_damage, find_files
 from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ, lay_out
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
@@ -79,6 +79,8 @@ class TableImporter:
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
         self._columns = self._find_columns(schema.names)
+        self.labelled = self._own and LABEL in schema.names
+        self._columns |= {LABEL: [LABEL]} if self.labelled else {}
         for path in self._files[1:]:
             self._require_alike(schema, path)
         self._shapes = {
@@ -95,6 +97,7 @@ class TableImporter:
             what=self._what,
             clip=self._settings.clip_actions,
             native=not self._own,
+            labelled=self.labelled,
             listener=request.listener,
         )
         self._followed = [n for n in self.spaces.observation if _name_next(n) in self._columns and not self._arrival]
@@ -274,8 +277,9 @@ class TableImporter:
             return None
         chosen = np.concatenate([np.arange(a, b) for a, b in zip(begin[fine], end[fine], strict=True)])
         rows = (end - begin)[fine]
-        later = np.ones(len(chosen), dtype=bool)
+        later, not_last = np.ones((2, len(chosen)), dtype=bool)
         later[np.cumsum(rows) - rows] = False
+        not_last[np.cumsum(rows) - 1] = False
         over, cut = (self._read_flag(held, name)[end[fine] - 1] for name in (TERMINATED, TRUNCATED))
         return DecodedEpisodes(
             rows=rows.tolist(),
@@ -285,6 +289,7 @@ class TableImporter:
             terminated=over,
             truncated=cut | ~over,
             reset=self._read_flag(held, RESET)[chosen].astype(np.uint8),
+            label=held[LABEL][chosen][not_last] if self.labelled else None,
         )
 
     def _lay_out(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Any:
