@@ -182,9 +182,12 @@ class Choice:
 
 @dataclass
 class Choices:
-    """Rows of the table as they are chosen; `given` is the document of the settings that the user gives."""
+    """The table for an environment and a budget, row by row; `given` is the document of the settings that the user
+    gives."""
 
     given: Mapping[str, Any]
+    facts: EnvFacts
+    budget: Budget
     rows: list[Choice] = field(default_factory=list)
 
     def find(self, setting: str, otherwise: Any = None) -> Any:
@@ -228,199 +231,288 @@ class Choices:
             table[key] = row.value
         return found
 
+    def choose_agent(self) -> None:
+        """Choose what must be known before an update can be timed: network, agent, windows and actors."""
+        self._choose_network()
+        self._choose_memory()
+        self._choose_discounts()
+        self._choose_targets()
+        self._choose_inputs()
+        self._choose_actors()
 
-def choose_agent(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
-    """Choose what must be known before an update can be timed: network, agent, windows and actors."""
-    _choose_network(choices, facts, budget)
-    _choose_memory(choices, facts)
-    _choose_discounts(choices, facts)
-    _choose_targets(choices, facts)
-    _choose_inputs(choices, facts)
-    _choose_actors(choices, facts, budget)
+    @property
+    def _uses_grid(self) -> bool:
+        """Whether continuous actions are chosen from a grid: where it has few points, or the user wants it."""
+        facts = self.facts
+        given = self.find("agent.actor.distribution")
+        if not facts.is_box or given is not None:
+            return facts.is_box and given == "grid"
+        return facts.action_size in GRID_POINTS and self.find("agent.kind", "actor-critic") == "actor-critic"
 
+    def _choose_network(self) -> None:
+        if self.facts.has_gpu:
+            size, reason = SIZE_ON_GPU, "there is a GPU"
+        elif self.budget.minutes is None:
+            size, reason = SIZE_OF_STEPS, "there is no GPU"
+        else:
+            size = next(name for most, name in SIZE_BY_MINUTES if self.budget.minutes <= most)
+            reason = "no GPU and little time: a larger network would make too few updates"
+            reason = "no GPU, and much time" if size != "tiny" else reason
+        self.choose("size", size, reason)
+        self.choose("agent.kind", "actor-critic", "learns fastest while it collects")
 
-def _uses_grid(choices: Choices, facts: EnvFacts) -> bool:
-    """Return whether continuous actions are chosen from a grid: where it has few points, or the user wants it."""
-    given = choices.find("agent.actor.distribution")
-    if not facts.is_box or given is not None:
-        return facts.is_box and given == "grid"
-    return facts.action_size in GRID_POINTS and choices.find("agent.kind", "actor-critic") == "actor-critic"
+    def _choose_memory(self) -> None:
+        facts = self.facts
+        horizon, attempts, tokens = facts.horizon, facts.num_attempts != 1, TOKENS
+        if attempts and horizon is not None:
+            context = min(horizon, WHOLE_ATTEMPTS)
+            reason = f"all attempts at a task, up to {horizon:,} steps"
+        elif facts.has_images:
+            context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
+            reason = "an image shows much of the state, and many short windows differ more from each other"
+        elif horizon is not None and horizon <= WHOLE_EPISODE:
+            context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
+        elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
+            context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
+        elif horizon is None and facts.length_max <= WHOLE_EPISODE:
+            context = UNKNOWN_EPISODE
+            reason = f"no limit of an episode is known; the longest seen had {facts.length_max:,}"
+        elif facts.is_box and not self._uses_grid and not facts.has_text:
+            context, reason = CONTEXT_OF_BOX, "continuous control needs many quick updates more than long windows"
+            tokens = TOKENS_OF_BOX
+        elif facts.has_text:
+            context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
+        else:
+            context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
+        context = self.choose("train.context_length", context, reason)
+        tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
+        windows = max(LEAST_WINDOWS, tokens // _as_number(context, WHOLE_ATTEMPTS))
+        parts = self.find("train.ranks", 1) * self.find("train.grad_accumulation", 1)
+        windows = -(-windows // parts) * parts
+        self.choose("train.batch_size", windows, f"about {tokens:,} time steps an update")
 
+    def _choose_discounts(self) -> None:
+        length = self.facts.longest
+        horizon = min(max(length, LEAST_HORIZON), MOST_HORIZON)
+        reason = f"looks {horizon:,} steps ahead: an episode takes up to {length:,}"
+        self.choose("agent.acting_gamma", round_digits(1 - 1 / horizon, 4), reason)
+        middle = math.sqrt(SHORT_HORIZON * horizon)
+        gammas = [round_digits(1 - 1 / SHORT_HORIZON, 4), round_digits(1 - 1 / middle, 4)]
+        self.choose("agent.gammas", gammas, f"values {SHORT_HORIZON} and {middle:.0f} steps ahead, learned sooner")
 
-def _choose_network(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
-    if facts.has_gpu:
-        size, reason = SIZE_ON_GPU, "there is a GPU"
-    elif budget.minutes is None:
-        size, reason = SIZE_OF_STEPS, "there is no GPU"
-    else:
-        size = next(name for most, name in SIZE_BY_MINUTES if budget.minutes <= most)
-        reason = "no GPU and little time: a larger network would make too few updates"
-        reason = "no GPU, and much time" if size != "tiny" else reason
-    choices.choose("size", size, reason)
-    choices.choose("agent.kind", "actor-critic", "learns fastest while it collects")
+    def _choose_targets(self) -> None:
+        facts = self.facts
+        is_on_grid = self._uses_grid
+        if is_on_grid:
+            points = GRID_POINTS.get(facts.action_size, LEAST_GRID_POINTS)
+            reason = "the value of each of a few actions is learned sooner than a surface of values"
+            self.choose("agent.actor.distribution", "grid", reason)
+            number = f"{points**facts.action_size:,} actions"
+            self.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
+        if facts.action == "Discrete" or is_on_grid:
+            reason = "rewards reach earlier steps, except past actions that the policy avoids"
+            self.choose("agent.trace", "retrace", reason)
+            reason = "holds the policy open where actions matter less than usual"
+            self.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
+        else:
+            self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
+        if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
+            return
+        self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
+        if self.find("agent.sequence.kind", "transformer") == "transformer":
+            self.choose("agent.sequence.position", "rope", "finds the step before by its distance")
+        if not facts.has_images:  # which cannot be predicted
+            self.choose("agent.critic_weight", CRITIC_WEIGHT_OF_ATTEMPTS, "leaves room for what must be remembered")
+            loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
+            self.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
 
+    def _choose_inputs(self) -> None:
+        facts = self.facts
+        largest = f"observations are up to {facts.observation_max:.3g}"
+        is_small = facts.observation_max <= SMALL_OBSERVATION and facts.reward_max <= SMALL_REWARD
+        reason = f"{largest}, rewards up to {facts.reward_max:.3g}"
+        self.choose("agent.timestep.normalize", not is_small, reason)
+        self.choose("agent.timestep.symlog", facts.observation_max > BOUNDED_OBSERVATION, largest)
 
-def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
-    horizon, attempts, tokens = facts.horizon, facts.num_attempts != 1, TOKENS
-    if attempts and horizon is not None:
-        context = min(horizon, WHOLE_ATTEMPTS)
-        reason = f"all attempts at a task, up to {horizon:,} steps"
-    elif facts.has_images:
-        context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
-        reason = "an image shows much of the state, and many short windows differ more from each other"
-    elif horizon is not None and horizon <= WHOLE_EPISODE:
-        context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
-    elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
-        context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
-    elif horizon is None and facts.length_max <= WHOLE_EPISODE:
-        context, reason = UNKNOWN_EPISODE, f"no limit of an episode is known; the longest seen had {facts.length_max:,}"
-    elif facts.is_box and not _uses_grid(choices, facts) and not facts.has_text:
-        context, reason = CONTEXT_OF_BOX, "continuous control needs many quick updates more than long windows"
-        tokens = TOKENS_OF_BOX
-    elif facts.has_text:
-        context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
-    else:
-        context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
-    context = choices.choose("train.context_length", context, reason)
-    tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
-    windows = max(LEAST_WINDOWS, tokens // _as_number(context, WHOLE_ATTEMPTS))
-    parts = choices.find("train.ranks", 1) * choices.find("train.grad_accumulation", 1)
-    windows = -(-windows // parts) * parts
-    choices.choose("train.batch_size", windows, f"about {tokens:,} time steps an update")
+    def _choose_actors(self) -> None:
+        facts = self.facts
+        most = ACTORS if facts.one_by_one else BATCHED_ACTORS
+        kind = "stepped one by one" if facts.one_by_one else "stepped as one batch"
+        length = self._count_first_steps()
+        actors = most
+        while actors > 1 and actors * length > self._limit_first_steps(actors):
+            actors //= 2
+        reason = f"environments {kind}"
+        if actors != most:
+            reason = f"each still stores {EPISODES_PER_ACTOR} episodes or windows"
+        self.choose("collect.actors", actors, reason)
 
+    def _count_first_steps(self) -> int:
+        """Return how many steps an actor takes until there is something to learn from: an episode, or a window of one,
+        as a chain stores running episodes in pieces when too much would be missing (`collect.chunk_steps`)."""
+        longest = max(self.facts.longest, 1)
+        if self.find("collect.chunk_steps", "auto") == 0:
+            return longest
+        context = next(row.value for row in self.rows if row.setting == "train.context_length")
+        return min(longest, _as_number(context, WHOLE_EPISODE))
 
-def _choose_discounts(choices: Choices, facts: EnvFacts) -> None:
-    length = facts.longest
-    horizon = min(max(length, LEAST_HORIZON), MOST_HORIZON)
-    reason = f"looks {horizon:,} steps ahead: an episode takes up to {length:,}"
-    choices.choose("agent.acting_gamma", _round_digits(1 - 1 / horizon, 4), reason)
-    middle = math.sqrt(SHORT_HORIZON * horizon)
-    gammas = [_round_digits(1 - 1 / SHORT_HORIZON, 4), _round_digits(1 - 1 / middle, 4)]
-    choices.choose("agent.gammas", gammas, f"values {SHORT_HORIZON} and {middle:.0f} steps ahead, learned sooner")
+    def choose_schedule(self, rates: Rates | None, *, spent: float = 0.0) -> float | None:
+        """Choose epochs, steps, updates and evaluations that fill the budget, and what is a share of them. Return the
+        seconds that the whole command is expected to take; None for a budget in steps.
 
+        `rates` is needed for a budget of time, of which `spent` seconds have passed.
+        """
+        budget = self.budget
+        actors, tokens, first = self._count_units()
+        if budget.steps is not None:
+            plan = self._plan_steps(budget.steps, tokens=tokens, actors=actors, first=first)
+        else:
+            assert rates is not None
+            assert budget.minutes is not None
+            seconds = 60 * budget.minutes
+            left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
+            plan = self._plan_time(rates, left, tokens=tokens, actors=actors, first=first)
+        epochs = self.choose("epochs", plan.epochs, plan.why_epochs)
+        collect = _as_number(self.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
+        train = self.choose("train.steps", plan.train, plan.why_train)
+        if collect != plan.collect:
+            plan = replace(plan, collect=collect, first_collect=max(collect, first))
+        if train != plan.train:
+            plan = replace(plan, train=train, first_train=train)
+        steps, updates = plan.first_collect + (epochs - 1) * collect, plan.first_train + (epochs - 1) * train
+        self._choose_shares(steps=steps, updates=updates, actors=actors)
+        self.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
+        self._choose_evaluation(plan)
+        self.choose("stages", plan.list_stages(), plan.why_stages)
+        return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
 
-def _choose_targets(choices: Choices, facts: EnvFacts) -> None:
-    is_on_grid = _uses_grid(choices, facts)
-    if is_on_grid:
-        points = GRID_POINTS.get(facts.action_size, LEAST_GRID_POINTS)
-        reason = "the value of each of a few actions is learned sooner than a surface of values"
-        choices.choose("agent.actor.distribution", "grid", reason)
-        number = f"{points**facts.action_size:,} actions"
-        choices.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
-    if facts.action == "Discrete" or is_on_grid:
-        reason = "rewards reach earlier steps, except past actions that the policy avoids"
-        choices.choose("agent.trace", "retrace", reason)
-        reason = "holds the policy open where actions matter less than usual"
-        choices.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
-    else:
-        choices.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
-    if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
-        return
-    choices.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
-    if choices.find("agent.sequence.kind", "transformer") == "transformer":
-        choices.choose("agent.sequence.position", "rope", "finds the step before by its distance")
-    if not facts.has_images:  # which cannot be predicted
-        choices.choose("agent.critic_weight", CRITIC_WEIGHT_OF_ATTEMPTS, "leaves room for what must be remembered")
-        loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
-        choices.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
+    def choose_amounts(self) -> None:
+        """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps:
+        the updates of all its epochs are one training. As more may follow, the learning rate does not fall."""
+        steps = self.budget.steps
+        assert steps is not None
+        actors, tokens, first = self._count_units()
+        plan = self._plan_steps(steps, tokens=tokens, actors=actors, first=first)
+        updates = plan.first_train + (plan.epochs - 1) * plan.train
+        updates = self.choose("train.steps", updates, f"in all: {plan.why_train}")
+        self._choose_shares(steps=steps, updates=updates, actors=actors)
+        self._choose_evaluation(plan)
 
+    def _count_units(self) -> tuple[int, int, int]:
+        """Return the number of actors, the time steps of an update, and the least steps of the first epoch."""
+        values = {row.setting: row.value for row in self.rows}
+        actors = _as_number(values["collect.actors"], ACTORS)
+        context = _as_number(values["train.context_length"], min(self.facts.longest, WHOLE_ATTEMPTS))
+        tokens = values["train.batch_size"] * context
+        first = actors  # running episodes are stored in pieces
+        if self.find("collect.chunk_steps", "auto") == 0:
+            first = actors * self.facts.longest
+        return actors, tokens, first
 
-def _choose_inputs(choices: Choices, facts: EnvFacts) -> None:
-    largest = f"observations are up to {facts.observation_max:.3g}"
-    is_small = facts.observation_max <= SMALL_OBSERVATION and facts.reward_max <= SMALL_REWARD
-    reason = f"{largest}, rewards up to {facts.reward_max:.3g}"
-    choices.choose("agent.timestep.normalize", not is_small, reason)
-    choices.choose("agent.timestep.symlog", facts.observation_max > BOUNDED_OBSERVATION, largest)
+    def _choose_evaluation(self, plan: _Plan) -> None:
+        self.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
+        self.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
 
+    def _choose_shares(self, *, steps: int, updates: int, actors: int) -> None:
+        """Choose the schedules that are shares of the run."""
+        tau = round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
+        self.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
+        is_noise = self.facts.is_box and not self._uses_grid
+        start = EXPLORATION_START_BOX if is_noise else EXPLORATION_START
+        what = "noise" if is_noise else "random actions"
+        reason = f"{what} at first"
+        if self.find("init.source"):
+            start = EXPLORATION_START_WARM
+            reason = f"a little {what}, since the policy it begins with has learned already"
+        self.choose("exploration.start", start, reason)
+        self.choose("exploration.end", EXPLORATION_END, "and a little until the end")
+        if (self.facts.action == "Discrete" or self._uses_grid) and not self.find("agent.action_mask", ""):
+            self.choose("exploration.persistence", PERSISTENCE, "random actions that are repeated lead farther")
+        each = max(round(EXPLORATION_SHARE * steps / actors), 1)
+        reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
+        self.choose("exploration.steps", each, reason)
+        warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
+        self.choose("train.warmup_steps", warmup, "the learning rate rises first")
+        self.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
+        half_life = max(round(HALF_LIFE_SHARE * steps), 1)
+        self.choose("train.half_life", half_life, "what an older policy did counts less")
 
-def _choose_actors(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
-    most = ACTORS if facts.one_by_one else BATCHED_ACTORS
-    kind = "stepped one by one" if facts.one_by_one else "stepped as one batch"
-    length = _count_first_steps(choices, facts)
-    actors = most
-    while actors > 1 and actors * length > _limit_first_steps(facts, budget, actors):
-        actors //= 2
-    reason = f"environments {kind}" if actors == most else f"each still stores {EPISODES_PER_ACTOR} episodes or windows"
-    choices.choose("collect.actors", actors, reason)
-
-
-def _count_first_steps(choices: Choices, facts: EnvFacts) -> int:
-    """Return how many steps an actor takes until there is something to learn from: an episode, or a window of one,
-    as a chain stores running episodes in pieces when too much would be missing (`collect.chunk_steps`)."""
-    longest = max(facts.longest, 1)
-    if choices.find("collect.chunk_steps", "auto") == 0:
-        return longest
-    context = next(row.value for row in choices.rows if row.setting == "train.context_length")
-    return min(longest, _as_number(context, WHOLE_EPISODE))
-
-
-def _limit_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
-    """Return how many steps may pass before every actor has filled a window, or ended an episode."""
-    if budget.steps is not None:
-        return budget.steps / EPISODES_PER_ACTOR
-    assert budget.minutes is not None
-    step = facts.step_seconds + ROUND_SECONDS / actors
-    whole = 60 * budget.minutes * ACTING_SHARE / step
-    return min(whole / EPISODES_PER_ACTOR, 60 * budget.minutes * FIRST_COLLECT_SHARE / step)
-
-
-def choose_schedule(
-    choices: Choices, facts: EnvFacts, budget: Budget, rates: Rates | None, *, spent: float = 0.0
-) -> float | None:
-    """Choose epochs, steps, updates and evaluations that fill the budget, and what is a share of them. Return the
-    seconds that the whole command is expected to take; None for a budget in steps.
-
-    `rates` is needed for a budget of time, of which `spent` seconds have passed.
-    """
-    actors, tokens, first = _count_units(choices, facts)
-    if budget.steps is not None:
-        plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
-    else:
-        assert rates is not None
+    def _limit_first_steps(self, actors: int) -> float:
+        """Return how many steps may pass before every actor has filled a window, or ended an episode."""
+        budget = self.budget
+        if budget.steps is not None:
+            return budget.steps / EPISODES_PER_ACTOR
         assert budget.minutes is not None
-        seconds = 60 * budget.minutes
-        left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
-        plan = _plan_time(facts, rates, left, tokens=tokens, actors=actors, first=first)
-    epochs = choices.choose("epochs", plan.epochs, plan.why_epochs)
-    collect = _as_number(choices.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
-    train = choices.choose("train.steps", plan.train, plan.why_train)
-    if collect != plan.collect:
-        plan = replace(plan, collect=collect, first_collect=max(collect, first))
-    if train != plan.train:
-        plan = replace(plan, train=train, first_train=train)
-    steps, updates = plan.first_collect + (epochs - 1) * collect, plan.first_train + (epochs - 1) * train
-    _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
-    choices.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
-    _choose_evaluation(choices, plan)
-    choices.choose("stages", _list_stages(plan), plan.why_stages)
-    return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
+        step = self.facts.step_seconds + ROUND_SECONDS / actors
+        whole = 60 * budget.minutes * ACTING_SHARE / step
+        return min(whole / EPISODES_PER_ACTOR, 60 * budget.minutes * FIRST_COLLECT_SHARE / step)
 
+    def _plan_time(self, rates: Rates, seconds: float, *, tokens: int, actors: int, first: int) -> _Plan:
+        step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
+        episode = rates.collect_seconds * self.facts.typical
+        final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
+        number = _clamp(EVALUATION_SHARE * seconds / (USUAL_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
+        episodes = _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
+        # The usual replay ratio, unless it leaves too little of the time to collecting or to learning.
+        lowest, highest = (
+            share / (1 - share) * step / (update / tokens) for share in (LEAST_UPDATE_SHARE, MOST_UPDATE_SHARE)
+        )
+        ratio = min(max(min(max(REPLAY_RATIO, lowest), highest), LEAST_REPLAY), MOST_REPLAY)
+        each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
+        evaluating = number * episodes * episode + 1.25 * final * episode
+        epochs = _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
+        left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
+        collect = _round_down(max(left / epochs / each, actors), multiple=actors)
+        train = _round_down(max(collect * ratio / tokens + 0.5, 1))
+        part = min(FIRST_EPOCH_SECONDS / (collect * each), 1.0)  # a quick first epoch, for an early score
+        first_collect, first_train = max(round(collect * part), 1, first), max(round(train * part), 1)
+        spent_first, epoch = first_collect * step + first_train * update, collect * step + train * update
+        epochs = max(1 + math.floor((left - spent_first) / epoch + 0.5), 1)
+        every = max(math.ceil(epochs / number), 1)
+        number = math.ceil(epochs / every)
+        evaluating = number * episodes * episode + 1.25 * final * episode
+        share = train * update / epoch
+        return _Plan(
+            epochs=epochs,
+            collect=collect,
+            train=train,
+            first_collect=first_collect,
+            first_train=first_train,
+            every=every,
+            episodes=episodes,
+            final_episodes=final,
+            why_epochs=f"fill the time: {epoch:.2g} s each",
+            why_collect=f"{1 / rates.collect_seconds:,.2g} steps a second, {1 - share:.0%} of the time",
+            why_train=f"{1 / rates.update_seconds:,.2g} updates a second, {share:.0%} of the time: "
+            f"a step is learned from {train * tokens / collect:.2g} times",
+            why_stages=f"{number} evaluations of {episodes} episodes choose the best checkpoint, "
+            f"{(number * episodes * episode) / seconds:.0%} of the time",
+            seconds=spent_first + (epochs - 1) * epoch + epochs * EPOCH_OVERHEAD + evaluating,
+        )
 
-def choose_amounts(choices: Choices, facts: EnvFacts, steps: int) -> None:
-    """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps: the
-    updates of all its epochs are one training. As more may follow, the learning rate does not fall."""
-    actors, tokens, first = _count_units(choices, facts)
-    plan = _plan_steps(facts, steps, tokens=tokens, actors=actors, first=first)
-    updates = plan.first_train + (plan.epochs - 1) * plan.train
-    updates = choices.choose("train.steps", updates, f"in all: {plan.why_train}")
-    _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
-    _choose_evaluation(choices, plan)
-
-
-def _count_units(choices: Choices, facts: EnvFacts) -> tuple[int, int, int]:
-    """Return the number of actors, the time steps of an update, and the least steps of the first epoch."""
-    values = {row.setting: row.value for row in choices.rows}
-    actors = _as_number(values["collect.actors"], ACTORS)
-    tokens = values["train.batch_size"] * _as_number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
-    first = actors  # running episodes are stored in pieces
-    if choices.find("collect.chunk_steps", "auto") == 0:
-        first = actors * facts.longest
-    return actors, tokens, first
-
-
-def _choose_evaluation(choices: Choices, plan: _Plan) -> None:
-    choices.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
-    choices.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
+    def _plan_steps(self, steps: int, *, tokens: int, actors: int, first: int) -> _Plan:
+        epochs = min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
+        first_collect = min(max(first, -(-steps // epochs)), steps)
+        epochs = 1 + min(epochs - 1, (steps - first_collect) // actors)
+        collect = (steps - first_collect) // (epochs - 1) if epochs > 1 else first_collect
+        first_collect = steps - (epochs - 1) * collect  # the total is the budget
+        train = max(round(collect * REPLAY_RATIO / tokens), 1)
+        most = EVALUATION_SHARE * 2 * steps / self.facts.typical  # episodes
+        number = _clamp(most / USUAL_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
+        return _Plan(
+            epochs=epochs,
+            collect=collect,
+            train=train,
+            first_collect=first_collect,
+            first_train=train,
+            every=max(math.ceil(epochs / number), 1),
+            episodes=_clamp(most / number, LEAST_EPISODES, MOST_EPISODES),
+            final_episodes=_clamp(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES),
+            why_epochs="looks at new data as often",
+            why_collect=f"{steps:,} steps in all",
+            why_train=f"a step is learned from {REPLAY_RATIO:g} times",
+            why_stages=f"about {number} evaluations choose the best checkpoint",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,126 +533,19 @@ class _Plan:
     why_stages: str
     seconds: float = 0.0
 
-
-def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, actors: int, first: int) -> _Plan:
-    step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
-    episode = rates.collect_seconds * facts.typical
-    final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
-    number = _clamp(EVALUATION_SHARE * seconds / (USUAL_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
-    episodes = _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
-    ratio = _choose_replay_ratio(step, update / tokens)
-    each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
-    evaluating = number * episodes * episode + 1.25 * final * episode
-    epochs = _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
-    left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
-    collect = _round_down(max(left / epochs / each, actors), multiple=actors)
-    train = _round_down(max(collect * ratio / tokens + 0.5, 1))
-    first_collect, first_train = _plan_first_epoch(collect, train, first, seconds=collect * each)
-    spent_first = first_collect * step + first_train * update
-    epochs = max(1 + math.floor((left - spent_first) / (collect * step + train * update) + 0.5), 1)
-    every = max(math.ceil(epochs / number), 1)
-    number = math.ceil(epochs / every)
-    evaluating = number * episodes * episode + 1.25 * final * episode
-    share = train * update / (collect * step + train * update)
-    return _Plan(
-        epochs=epochs,
-        collect=collect,
-        train=train,
-        first_collect=first_collect,
-        first_train=first_train,
-        every=every,
-        episodes=episodes,
-        final_episodes=final,
-        why_epochs=f"fill the time: {collect * step + train * update:.2g} s each",
-        why_collect=f"{1 / rates.collect_seconds:,.2g} steps a second, {1 - share:.0%} of the time",
-        why_train=f"{1 / rates.update_seconds:,.2g} updates a second, {share:.0%} of the time: "
-        f"a step is learned from {train * tokens / collect:.2g} times",
-        why_stages=f"{number} evaluations of {episodes} episodes choose the best checkpoint, "
-        f"{(number * episodes * episode) / seconds:.0%} of the time",
-        seconds=spent_first + (epochs - 1) * (collect * step + train * update) + epochs * EPOCH_OVERHEAD + evaluating,
-    )
-
-
-def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first: int) -> _Plan:
-    epochs = min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
-    first_collect = min(max(first, -(-steps // epochs)), steps)
-    epochs = 1 + min(epochs - 1, (steps - first_collect) // actors)
-    collect = (steps - first_collect) // (epochs - 1) if epochs > 1 else first_collect
-    first_collect = steps - (epochs - 1) * collect  # the total is the budget
-    train = max(round(collect * REPLAY_RATIO / tokens), 1)
-    most = EVALUATION_SHARE * 2 * steps / facts.typical  # episodes
-    number = _clamp(most / USUAL_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
-    return _Plan(
-        epochs=epochs,
-        collect=collect,
-        train=train,
-        first_collect=first_collect,
-        first_train=train,
-        every=max(math.ceil(epochs / number), 1),
-        episodes=_clamp(most / number, LEAST_EPISODES, MOST_EPISODES),
-        final_episodes=_clamp(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES),
-        why_epochs="looks at new data as often",
-        why_collect=f"{steps:,} steps in all",
-        why_train=f"a step is learned from {REPLAY_RATIO:g} times",
-        why_stages=f"about {number} evaluations choose the best checkpoint",
-    )
-
-
-def _choose_replay_ratio(step: float, token: float) -> float:
-    """Return the replay ratio, given the seconds of an environment step and of a time step in an update: the usual one,
-    unless it leaves too little of the time to collecting or to learning."""
-
-    def ratio(share: float) -> float:
-        return share / (1 - share) * step / token
-
-    wanted = min(max(REPLAY_RATIO, ratio(LEAST_UPDATE_SHARE)), ratio(MOST_UPDATE_SHARE))
-    return min(max(wanted, LEAST_REPLAY), MOST_REPLAY)
-
-
-def _plan_first_epoch(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
-    """Return steps and updates of the first epoch: quick, for an early score, but at least `first` steps."""
-    share = min(FIRST_EPOCH_SECONDS / seconds, 1.0)
-    steps, updates = max(round(collect * share), 1), max(round(train * share), 1)
-    return max(steps, first), updates
-
-
-def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: int, actors: int) -> None:
-    """Choose the schedules that are shares of the run."""
-    tau = _round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
-    choices.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
-    is_noise = facts.is_box and not _uses_grid(choices, facts)
-    start = EXPLORATION_START_BOX if is_noise else EXPLORATION_START
-    what = "noise" if is_noise else "random actions"
-    reason = f"{what} at first"
-    if choices.find("init.source"):
-        start, reason = EXPLORATION_START_WARM, f"a little {what}, since the policy it begins with has learned already"
-    choices.choose("exploration.start", start, reason)
-    choices.choose("exploration.end", EXPLORATION_END, "and a little until the end")
-    if (facts.action == "Discrete" or _uses_grid(choices, facts)) and not choices.find("agent.action_mask", ""):
-        choices.choose("exploration.persistence", PERSISTENCE, "random actions that are repeated lead farther")
-    each = max(round(EXPLORATION_SHARE * steps / actors), 1)
-    reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
-    choices.choose("exploration.steps", each, reason)
-    warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
-    choices.choose("train.warmup_steps", warmup, "the learning rate rises first")
-    choices.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
-    half_life = max(round(HALF_LIFE_SHARE * steps), 1)
-    choices.choose("train.half_life", half_life, "what an older policy did counts less")
-
-
-def _list_stages(plan: _Plan) -> list[dict[str, Any]]:
-    collect: list[dict[str, Any]] = [{"stage": "collect"}]
-    train: list[dict[str, Any]] = [{"stage": "train"}]
-    if plan.first_collect != plan.collect:
-        collect = [{"stage": "collect", "steps": plan.first_collect, "stop_epoch": 1}]
-        collect += [{"stage": "collect", "start_epoch": 1}] if plan.epochs > 1 else []
-    if plan.first_train != plan.train:
-        train = [{"stage": "train", "steps": plan.first_train, "stop_epoch": 1}]
-        train += [{"stage": "train", "start_epoch": 1}] if plan.epochs > 1 else []
-    chooser = {"stage": "evaluate", "every": plan.every, "episodes": plan.episodes, "seed": EVALUATION_SEED}
-    chooser |= {"actors": plan.episodes, "mark_best": True, "split": "train"}
-    closing = {"stage": "evaluate", "checkpoint": "best", "label": "after training", "start_epoch": -1}
-    return [*collect, *train, chooser, closing]
+    def list_stages(self) -> list[dict[str, Any]]:
+        collect: list[dict[str, Any]] = [{"stage": "collect"}]
+        train: list[dict[str, Any]] = [{"stage": "train"}]
+        if self.first_collect != self.collect:
+            collect = [{"stage": "collect", "steps": self.first_collect, "stop_epoch": 1}]
+            collect += [{"stage": "collect", "start_epoch": 1}] if self.epochs > 1 else []
+        if self.first_train != self.train:
+            train = [{"stage": "train", "steps": self.first_train, "stop_epoch": 1}]
+            train += [{"stage": "train", "start_epoch": 1}] if self.epochs > 1 else []
+        chooser = {"stage": "evaluate", "every": self.every, "episodes": self.episodes, "seed": EVALUATION_SEED}
+        chooser |= {"actors": self.episodes, "mark_best": True, "split": "train"}
+        closing = {"stage": "evaluate", "checkpoint": "best", "label": "after training", "start_epoch": -1}
+        return [*collect, *train, chooser, closing]
 
 
 def _as_number(value: Any, otherwise: int) -> int:
@@ -580,5 +565,6 @@ def _round_down(value: float, *, multiple: int = 1) -> int:
     return max(whole // multiple * multiple, multiple)
 
 
-def _round_digits(value: float, digits: int) -> float:
+def round_digits(value: float, digits: int = 2) -> float:
+    """Round to significant digits; to two, a plan does not pretend to know more."""
     return float(f"{value:.{digits}g}")

@@ -13,16 +13,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.stages.choices import (
-    Budget,
-    Choice,
-    Choices,
-    EnvFacts,
-    Rates,
-    choose_agent,
-    choose_amounts,
-    choose_schedule,
-)
+from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
@@ -67,8 +58,8 @@ def make_recipe(
     """
     began, settings = time.monotonic(), resolve({})
     facts = _measure_env(settings, budget, listener)
-    choices = Choices(_with_holders(given, settings))
-    choose_agent(choices, facts, budget)
+    choices = Choices(_with_holders(given, settings), facts, budget)
+    choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
         from pipelines.stages import measure  # imports torch
@@ -77,7 +68,7 @@ def make_recipe(
         rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
     in_cpu_seconds = rates is not None and rates.in_cpu_seconds
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
-    expected = choose_schedule(choices, facts, budget, rates, spent=spent)
+    expected = choices.choose_schedule(rates, spent=spent)
     _report_random_play(facts, listener)
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
@@ -118,11 +109,11 @@ def choose_by_hand(
     facts = _measure_env(settings, budget, listener)
     if "auto" in (settings.collect.steps, settings.collect.actors):
         explain_size(sized.steps, sized.actors * sized.collectors, facts.horizon, listener)
-    choices = Choices(given)
+    choices = Choices(given, facts, budget)
     choices.choose("collect.steps", sized.steps, "each actor ends two episodes")
     choices.choose("collect.actors", sized.actors, "as many as are quick and end two episodes")
-    choose_agent(choices, facts, budget)
-    choose_amounts(choices, facts, sized.steps)
+    choices.choose_agent()
+    choices.choose_amounts()
     _report_random_play(facts, listener)
     made = _assemble(choices, facts, budget)
     return Begun(settings=resolve(made.document), recipe=make_record(made, given), document=made.document, is_new=True)

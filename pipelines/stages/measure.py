@@ -27,7 +27,7 @@ from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, random_policy
 from pipelines.rollout.rollout import Recording, Rollout
-from pipelines.stages.choices import EnvFacts, Rates
+from pipelines.stages.choices import EnvFacts, Rates, round_digits
 from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
@@ -81,15 +81,15 @@ def measure_env(
         has_success=spec.has_success,
         one_by_one=one_by_one,
         episodes=len(returns),
-        length_mean=_round_digits(float(np.mean(lengths))),
+        length_mean=round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
         length_max=max(lengths),
         return_mean=float(returns.mean()) if len(returns) else None,
         return_error=float(returns.std() / math.sqrt(len(returns))) if len(returns) else None,
         success_mean=float(np.mean(success)) if len(success) and spec.has_success else None,
-        observation_max=_round_digits(probe.observation_max),
-        reward_max=_round_digits(probe.reward_max),
-        step_seconds=_round_digits(seen.seconds / seen.steps),
+        observation_max=round_digits(probe.observation_max),
+        reward_max=round_digits(probe.reward_max),
+        step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
     )
 
@@ -187,8 +187,8 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
         clock = time.process_time if is_alone and not processes else time.perf_counter
         collect = _time_acting(env, learner, seconds, clock, listener) / actors
     return Rates(
-        update_seconds=_round_digits(update),
-        collect_seconds=_round_digits(collect / max(settings.collect.collectors, 1)),
+        update_seconds=round_digits(update),
+        collect_seconds=round_digits(collect / max(settings.collect.collectors, 1)),
         in_cpu_seconds=is_alone and not processes,
     )
 
@@ -251,8 +251,3 @@ def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[],
         listener(Progress(stage=_STAGE, done=len(times), total=None, unit="steps"))
     half = len(times) // 2  # memories fill in the first half
     return (times[-1] - times[half]) / (len(times) - 1 - half)
-
-
-def _round_digits(value: float) -> float:
-    """Round to two significant digits, so that a plan does not pretend to know more."""
-    return float(f"{value:.2g}")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
 from pipelines.rollout.environment import env_model
-from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates, choose_agent, choose_schedule
+from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates
 from pipelines.stages.plan import plan
 from tests.tiers import examples
 
@@ -94,9 +94,9 @@ rates = st.builds(Rates, update_seconds=st.floats(1e-3, 2), collect_seconds=st.f
 
 
 def chosen(seen: EnvFacts, budget: Budget, rate: Rates | None = RATES, **given: object) -> tuple[Choices, float | None]:
-    choices = Choices(given)
-    choose_agent(choices, seen, budget)
-    expected = choose_schedule(choices, seen, budget, None if budget.steps else rate, spent=5.0)
+    choices = Choices(given, seen, budget)
+    choices.choose_agent()
+    expected = choices.choose_schedule(None if budget.steps else rate, spent=5.0)
     return choices, expected
 
 
