@@ -13,7 +13,7 @@ from amago_cli.render import escaping
 from amago_cli.render.output import Document
 
 if TYPE_CHECKING:
-    from pipelines.stages.filming import Watched
+    from pipelines.stages.filming import WatchedEpisode
 
 _COLOR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 # The cursor is hidden, and long lines are cut instead of wrapped.
@@ -45,7 +45,7 @@ class Animation(Document):
             stream.flush()
 
 
-def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
+def animation(watched: WatchedEpisode, *, episode: int, speed: float) -> Animation:
     """Build the frames of an episode, each with a line about its step, and its figures by step for scripts."""
     film, spec, total = watched.film, watched.spec, 0.0
     frames, colored, steps = [], [], []

@@ -141,6 +141,19 @@ class _Member:
         """Steps so far, including those not yet stored."""
         return max(self.stored, 0 if self.progress is None else self.progress.done)
 
+    def describe(self) -> dict[str, Any]:
+        task, figures = self.task, self.metrics
+        return {
+            "name": self.name,
+            "host": None if task is None else task.host,
+            "pid": None if task is None else task.pid,
+            "steps": self.stored - self.before,
+            "steps_total": self.stored,
+            "restarts": self.restarts,
+            "lost_steps": self.lost,
+            "steps_per_second": figures.get("steps_per_second"),
+        }
+
 
 class CollectorGroup:
     """The collectors of a stage, `collect.collectors` in number, from their driver's side.
@@ -366,7 +379,7 @@ class CollectorGroup:
         joined: dict[str, Any] = {"return_mean": None}
         joined |= {name: sum(each[name] for each in found) for name in _SUMS}
         joined["steps"] = sum(each.stored - each.before for each in self._members)
-        joined |= _means(found, _BY_EPISODES, "trajectories") | _means(found, _BY_STEPS, "steps")
+        joined |= _average(found, _BY_EPISODES, "trajectories") | _average(found, _BY_STEPS, "steps")
         if self.steps:
             joined["in_flight_share"] = joined["unfinished_steps"] / self.steps
         return joined | {
@@ -375,7 +388,7 @@ class CollectorGroup:
             "policy": found[0]["policy"] if found else "",
             "steps_per_second": math.fsum(each["steps_per_second"] for each in found),
             "seconds": self._seconds,
-            "collectors": [_describe_member(each) for each in self._members],
+            "collectors": [each.describe() for each in self._members],
             "restarts": sum(each.restarts for each in self._members),
             "lost_steps": sum(each.lost for each in self._members),
         }
@@ -415,24 +428,10 @@ def level(stored: Sequence[int], target: int) -> list[int]:
     return found
 
 
-def _means(found: Sequence[Mapping[str, Any]], names: Sequence[str], weight: str) -> dict[str, float]:
+def _average(found: Sequence[Mapping[str, Any]], names: Sequence[str], weight: str) -> dict[str, float]:
     means = {}
     for name in names:
         values = [(each[name], each[weight]) for each in found if each.get(name) is not None and each[weight]]
         if values:
             means[name] = math.fsum(v * w for v, w in values) / sum(w for _, w in values)
     return means
-
-
-def _describe_member(member: _Member) -> dict[str, Any]:
-    task, figures = member.task, member.metrics
-    return {
-        "name": member.name,
-        "host": None if task is None else task.host,
-        "pid": None if task is None else task.pid,
-        "steps": member.stored - member.before,
-        "steps_total": member.stored,
-        "restarts": member.restarts,
-        "lost_steps": member.lost,
-        "steps_per_second": figures.get("steps_per_second"),
-    }

@@ -56,7 +56,7 @@ def compare(
     better = improvements(groups)
     lines = curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
     if to is not None:
-        _write(to, lines, metric, axis)
+        _write_curves(to, lines, metric, axis)
     return Result(
         command="compare",
         metrics={
@@ -64,16 +64,16 @@ def compare(
             "statistic": statistic,
             "groups": [_describe_group(group) for group in groups],
             "improvement": [
-                {"better": each.better, "than": each.than, **_interval("probability", each.probability)}
+                {"better": each.better, "than": each.than, **_describe_interval("probability", each.probability)}
                 for each in better
             ],
         },
-        tables=_tables(groups, better, metric, statistic),
+        tables=_tabulate(groups, better, metric, statistic),
         outputs=[to] if to is not None else [],
     )
 
 
-def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> None:
+def _write_curves(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> None:
     if not lines:
         raise InputMissing(f"no run has evaluations with known {axis} to draw", hint="try --x updates")
     if to.suffix == ".csv":
@@ -111,17 +111,17 @@ def _describe_group(group: RunGroup) -> dict[str, Any]:
         "unfinished": group.unfinished,
         "scored_on": group.scored_on,
         "scores": {env: list(values) for env, values in group.scores.items()},
-        **_interval("score", group.score),
+        **_describe_interval("score", group.score),
     }
 
 
-def _interval(name: str, score: ScoreInterval | None) -> dict[str, Any]:
+def _describe_interval(name: str, score: ScoreInterval | None) -> dict[str, Any]:
     if score is None:
         return {name: None, f"{name}_ci95": None}
     return {name: score.value, f"{name}_ci95": None if score.low is None else [score.low, score.high]}
 
 
-def _tables(
+def _tabulate(
     groups: Sequence[RunGroup], better: Sequence[Improvement], metric: str, statistic: Statistic
 ) -> list[Table]:
     """Return a row for each group, with the probability that it improves on the first, which is the baseline."""

@@ -35,7 +35,6 @@ from pipelines.formats.scores import Reference, reference, reference_of_environm
 from pipelines.lake.store import Lake
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.runs.evaluations import mode_name
@@ -69,30 +68,28 @@ class PlayedShare:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorTask:
-    """One of several evaluators, as a task: it plays the episodes of its plan's actors."""
+    """An evaluator, which plays the episodes of its plan's actors, in this process or as a task in another."""
 
     plan: EvaluationPlan
 
     def __call__(self, channel: Channel) -> PlayedShare:
-        """Play as a task."""
-        return play_share(self.plan, channel.listen)
+        return self.play(channel.listen)
 
-
-def play_share(plan: EvaluationPlan, listener: Listener) -> PlayedShare:
-    """Play all episodes of the plan's actors. UsageError if the environment lacks a metric that the settings name."""
-    began = time.process_time()
-    use_threads(plan.settings.train.threads)
-    env = plan.make_env(listener)
-    try:
-        require_metrics(plan.settings.env, plan.wanted, env.spec)
-        acting = plan.make_policy(env)
-        started = time.perf_counter()
-        episodes = play_episodes(env, acting.policy, episodes=plan.wanted.episodes, listener=listener)
-        seconds = time.perf_counter() - started
-    finally:
-        env.close()
-    cpu_seconds = time.process_time() - began
-    return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
+    def play(self, listener: Listener) -> PlayedShare:
+        """Play all episodes. UsageError if the environment lacks a metric that the settings name."""
+        began, plan = time.process_time(), self.plan
+        use_threads(plan.settings.train.threads)
+        env = plan.make_env(listener)
+        try:
+            require_metrics(plan.settings.env, plan.wanted, env.spec)
+            acting = plan.make_policy(env)
+            started = time.perf_counter()
+            episodes = play_episodes(env, acting.policy, episodes=plan.wanted.episodes, listener=listener)
+            seconds = time.perf_counter() - started
+        finally:
+            env.close()
+        cpu_seconds = time.process_time() - began
+        return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def run(
@@ -115,9 +112,9 @@ def run(
     trackers = () if in_chain else settings.track.to
     with track_run(trackers, directory, settings.document(), listener, videos=archive.videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
-        tasks = _tasks(wanted, settings.env.name, directory, listener)
+        tasks = _find_tasks(wanted, settings.env.name, directory, listener)
         plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks))
-        return _evaluate(plan, archive, in_chain=in_chain, both_ways=both_ways, listener=listener)
+        return archive.evaluate(plan, in_chain=in_chain, both_ways=both_ways, listener=listener)
 
 
 def follow(settings: Settings, *, path: Path, videos: Path | None = None, listener: Listener = silent) -> Result:
@@ -176,7 +173,7 @@ def run_bundle(
         file = FormFile.read(found, form, trust=trusted)
     archive = _Archive(to=to, videos=to or Path(), facts={"bundle": found.record["checksum"], "form": form})
     plan = EvaluationPlan(settings=settings, checkpoint=found, form=file)
-    return _evaluate(plan, archive, listener=listener)
+    return archive.evaluate(plan, listener=listener)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +201,7 @@ class _Archive:
         """Name an evaluation's files, without the ending."""
         return f"{plan.checkpoint.update:06d}-{self.identify(plan)}"
 
-    def evaluate(
+    def read_or_play(
         self, plan: EvaluationPlan, scale: Reference | None, listener: Listener
     ) -> tuple[dict[str, Any], Path | None, bool]:
         """Read the report of an evaluation, or play its episodes; return it, its file, and whether it was there."""
@@ -212,8 +209,12 @@ class _Archive:
         known = None if path is None else read_stored(path)
         if known is not None:
             return add_normalized(known, scale), path, True
-        if path is not None:
-            _require_space(path)
+        if path is not None:  # fail now if the result could not be written later
+            trial = path.with_suffix(".trial")
+            try:
+                write_atomically(trial, "0" * _REPORT_BYTES)
+            finally:
+                trial.unlink(missing_ok=True)
         report = add_normalized(play(plan, listener), scale)
         if path is not None:
             write_atomically(path, json.dumps(report, indent=1))
@@ -229,74 +230,62 @@ class _Archive:
             figures |= {key: value for key, value in report["metrics"].items() if key != "per_task"}
             MetricsLog(self.run.metrics_path).append("evaluate", report["update"], figures)
         if plan.wanted.mark_best is True:
-            _mark_best(self.run, plan.checkpoint.update, report, self.identify(plan), plan.wanted.best_by)
+            by, series, update = plan.wanted.best_by, self.identify(plan), plan.checkpoint.update
+            score, best = gate.find_value(by, report["metrics"]), self.run.load_record().get("best")
+            # Scores of different series cannot be compared: the best of another one is forgotten.
+            if best is None or (best["by"], best.get("series")) != (by, series) or score > best["score"]:
+                checkpoints.mark_best(self.run.checkpoints, update)
+                about = {"split": wanted["split"], "greedy": wanted["greedy"], "series": series}
+                self.run.update_record(best={"update": update, "score": score, "by": by, **about})
+
+    def evaluate(
+        self, plan: EvaluationPlan, *, in_chain: bool = False, both_ways: bool = True, listener: Listener = silent
+    ) -> Result:
+        """Evaluate by the plan, or read the evaluation that is stored."""
+        started, is_open = time.monotonic(), plan.wanted.greedy == "auto"
+        gate.parse(plan.wanted.require)
+        greedy, split = plan.wanted.acts_greedily(by_default=plan.checkpoint.greedy), plan.wanted.task_split
+        plan = plan.with_evaluate(plan.wanted.model_copy(update={"greedy": greedy, "split": split}))
+        wanted, env = plan.wanted, plan.settings.env
+        scale = find_reference(env, wanted.reference)
+        trained_in = plan.checkpoint.record.get("env") or {}
+        if trained_in.get("name") and (changed := differences(env, trained_in)):
+            text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
+            listener(Notice(text=text, level="warning"))
+        filmed = filming.EpisodeVideos(plan, to=self.videos, stem=self.stem(plan))
+        if not in_chain:
+            filmed.require(listener)
+        report, path, known = self.read_or_play(plan, scale, listener)
+        self.record(plan, report, is_new=not known)
+        other = None
+        if is_open and both_ways:  # a quarter of the same episodes, but each chosen task, played the other way
+            least = max(_LEAST_CHECKED, len(plan.tasks), wanted.episodes // _CHECKED_SHARE)
+            changes: dict[str, Any] = {"greedy": not greedy, "episodes": min(wanted.episodes, least)}
+            changes |= {"label": "", "require": "", "mark_best": False, "video": 0}
+            reversed_plan = plan.with_evaluate(wanted.model_copy(update=changes))
+            other, _, other_known = self.read_or_play(reversed_plan, scale, listener)
+            known = known and other_known
+        made = filmed.write(listener, strict=not in_chain)
+        result = Result(
+            command="evaluate",
+            status="skipped" if known and not made else "done",
+            run=None if self.run is None else self.run.path,
+            metrics=_gather_figures(report, other),
+            outputs=[*([path] if path else []), *filmed.paths],
+            tables=tables(
+                report, other if other is not None and differs(report["metrics"], other["metrics"]) else None
+            ),
+            seconds=time.monotonic() - started,
+        )
+        try:
+            gate.check(wanted.require, result.metrics)
+        except RequirementNotMet as error:
+            error.result = result
+            raise
+        return result
 
 
-def _evaluate(
-    plan: EvaluationPlan,
-    archive: _Archive,
-    *,
-    in_chain: bool = False,
-    both_ways: bool = True,
-    listener: Listener = silent,
-) -> Result:
-    """Evaluate by the plan, or read the evaluation that is stored."""
-    started, is_open = time.monotonic(), plan.wanted.greedy == "auto"
-    gate.parse(plan.wanted.require)
-    plan = plan.with_evaluate(_chosen(plan.wanted, plan.checkpoint))
-    wanted, env = plan.wanted, plan.settings.env
-    scale = find_reference(env, wanted.reference)
-    trained_in = plan.checkpoint.record.get("env") or {}
-    if trained_in.get("name") and (changed := differences(env, trained_in)):
-        text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
-        listener(Notice(text=text, level="warning"))
-    filmed = filming.EpisodeVideos(plan, to=archive.videos, stem=archive.stem(plan))
-    if not in_chain:
-        filmed.require(listener)
-    report, path, known = archive.evaluate(plan, scale, listener)
-    archive.record(plan, report, is_new=not known)
-    other = None
-    if is_open and both_ways:
-        reversed_plan = plan.with_evaluate(_other_way(wanted, len(plan.tasks)))
-        other, _, other_known = archive.evaluate(reversed_plan, scale, listener)
-        known = known and other_known
-    made = filmed.write(listener, strict=not in_chain)
-    result = Result(
-        command="evaluate",
-        status="skipped" if known and not made else "done",
-        run=None if archive.run is None else archive.run.path,
-        metrics=_figures(report, other),
-        outputs=[*([path] if path else []), *filmed.paths],
-        tables=tables(report, other if other is not None and differs(report["metrics"], other["metrics"]) else None),
-        seconds=time.monotonic() - started,
-    )
-    try:
-        gate.check(wanted.require, result.metrics)
-    except RequirementNotMet as error:
-        error.result = result
-        raise
-    return result
-
-
-def _chosen(wanted: EvaluateSettings, checkpoint: Checkpoint) -> EvaluateSettings:
-    """Choose settings that say on which tasks the policy plays, and how it acts."""
-    greedy = wanted.acts_greedily(by_default=checkpoint.greedy)
-    return wanted.model_copy(update={"greedy": greedy, "split": wanted.task_split})
-
-
-def _other_way(wanted: EvaluateSettings, tasks: int) -> EvaluateSettings:
-    """Derive the settings of the check: a quarter of the same episodes, but each chosen task, played the other way."""
-    least = max(_LEAST_CHECKED, tasks)
-    return wanted.model_copy(
-        update={
-            "greedy": not wanted.greedy,
-            "episodes": min(wanted.episodes, max(least, wanted.episodes // _CHECKED_SHARE)),
-            **{"label": "", "require": "", "mark_best": False, "video": 0},
-        }
-    )
-
-
-def _figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
+def _gather_figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
     """Assemble the figures of a result: the scores, with what they belong to, and those of the check."""
     wanted = report["settings"]
     about = {"update": report["update"], "split": wanted["split"], "greedy": wanted["greedy"]}
@@ -317,34 +306,20 @@ def differs(figures: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     return any(low > other_high or high < other_low for (low, high), (other_low, other_high) in pairs)
 
 
-def _require_space(path: Path) -> None:
-    """Refuse to start if the result could not be written."""
-    trial = path.with_suffix(".trial")
-    try:
-        write_atomically(trial, "0" * _REPORT_BYTES)
-    finally:
-        trial.unlink(missing_ok=True)
-
-
 def read_stored(path: Path) -> dict[str, Any] | None:
     """Read the evaluation stored at `path`; None if it is missing or unreadable."""
     report = read_object(path)
     try:
         if report is not None:
             tables(report)
-            _figures(report, report)
-            _require_intervals(report["metrics"])
+            _gather_figures(report, report)
+            for name in ("return_ci95", "success_ci95"):  # by which evaluations are compared
+                ends = report["metrics"].get(name, [0.0, 0.0])
+                if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(x, int | float) for x in ends):
+                    return None
     except MALFORMED:
         return None
     return report
-
-
-def _require_intervals(figures: Mapping[str, Any]) -> None:
-    """Raise ValueError if an interval that evaluations are compared by is not two numbers."""
-    for name in ("return_ci95", "success_ci95"):
-        ends = figures.get(name, [0.0, 0.0])
-        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, int | float) for end in ends):
-            raise ValueError(f"{name} is not two numbers")
 
 
 def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
@@ -352,20 +327,24 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
     settings, wanted = plan.settings, plan.wanted
     count = min(wanted.evaluators, plan.total)
     if count == 1:
-        played = [play_share(plan, listener)]
+        played = [EvaluatorTask(plan=plan).play(listener)]
     else:
         engine, restarts = make_engine(settings.collect, count), settings.collect.restarts
         tasks = [EvaluatorTask(plan=share) for share in plan.share(count)]
         played = perform_all(tasks, engine, what="evaluator", restarts=restarts, listener=listener)
     episodes = [episode for share in played for episode in share.episodes]
-    results = join_results(played[0].spec, episodes, max(share.seconds for share in played))
+    spec = played[0].spec
+    results = join_results(spec, episodes, max(share.seconds for share in played))
     return {
         "update": plan.checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
         "default_greedy": plan.checkpoint.greedy,
         "metrics": compute_metrics(results, every_task=bool(plan.tasks)),
-        "known": baselines(results.spec),
+        "known": {  # exact return, and success by attempt, where the environment provides them
+            "random": {"return": spec.random_return, "success": spec.random_success and [*spec.random_success]},
+            "optimal": {"return": spec.optimal_return, "success": spec.optimal_success and [*spec.optimal_success]},
+        },
         "time": time.time(),
         "seconds": results.seconds,
         "cpu_seconds": sum(share.cpu_seconds for share in played),
@@ -401,20 +380,7 @@ def find_reference(env: EnvSettings, wanted: str) -> Reference | None:
     return reference(wanted)
 
 
-def baselines(spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """List the exact return and success by attempt of random and optimal play, where the environment provides
-    them."""
-    return {
-        "random": {"return": spec.random_return, "success": _to_list(spec.random_success)},
-        "optimal": {"return": spec.optimal_return, "success": _to_list(spec.optimal_success)},
-    }
-
-
-def _to_list(values: tuple[float, ...] | None) -> list[float] | None:
-    return None if values is None else list(values)
-
-
-def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
+def _find_tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
     """Find the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
 
     InputMissing if there are none, or more than the number of episodes to play.
@@ -436,13 +402,3 @@ def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener
             hint=f"give --episodes {len(found)} or more, or choose fewer tasks",
         )
     return sorted(found)
-
-
-def _mark_best(directory: RunDirectory, update: int, report: Mapping[str, Any], series: str, best_by: str) -> None:
-    """Point `best` at the update if its score beats the best so far; scores of another series begin again."""
-    score = gate.find_value(best_by, report["metrics"])
-    best, wanted = directory.load_record().get("best"), report["settings"]
-    if best is None or (best["by"], best.get("series")) != (best_by, series) or score > best["score"]:
-        checkpoints.mark_best(directory.checkpoints, update)
-        about = {"split": wanted["split"], "greedy": wanted["greedy"], "series": series}
-        directory.update_record(best={"update": update, "score": score, "by": best_by, **about})

@@ -25,7 +25,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
     parts = [f"{where}: return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
-    curves = _curves_of(figures)
+    curves = _curve_kinds(figures)
     if curves and 1 < len(figures["per_attempt"]) <= _MOST_COLUMNS:
         values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
         form = ".2f" if curves[0] == "success" else ".4g"
@@ -55,7 +55,9 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
         rows.append(["achievement score", figures["achievement_score"], None, None])
     for key in figures:  # normalised scores of `evaluation.adaptation`
         if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
-            label = name.replace("_", " ") + _over(figures.get(f"{name}_over", ()))
+            games = figures.get(f"{name}_over", ())
+            named = ", ".join(games) if len(games) <= _MOST_GAMES else f"{len(games)} games"
+            label = name.replace("_", " ") + (f" over {named}" if games else "")
             rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     if other is not None:
         about = f"{mode_name(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
@@ -65,15 +67,14 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
     title += f", {mode_name(wanted['greedy'])} play"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
-    if chosen:
-        found.append(_task_table(figures["per_task"]))
+    if chosen:  # hardest first
+        tasks = sorted(
+            figures["per_task"].items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"])
+        )
+        shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in tasks]
+        columns = ["task", "episodes", "return", "success"]
+        found.append(Table(title="by task", columns=columns, rows=shown[:_MOST_ROWS]))
     return found + adaptation_tables({f"checkpoint {report['update']}": report})
-
-
-def _over(games: Sequence[str]) -> str:
-    """Say which games a mean is over, by their number if they are many."""
-    named = ", ".join(games) if len(games) <= _MOST_GAMES else f"{len(games)} games"
-    return f" over {named}" if games else ""
 
 
 def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
@@ -81,14 +82,7 @@ def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
     return [[kind, figures[f"{kind}_mean"], *figures[f"{kind}_ci95"]] for kind in kinds]
 
 
-def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:
-    """Make a table of all tasks, hardest first."""
-    ordered = sorted(figures.items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"]))
-    shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in ordered]
-    return Table(title="by task", columns=["task", "episodes", "return", "success"], rows=shown[:_MOST_ROWS])
-
-
-def _curves_of(figures: Mapping[str, Any]) -> list[str]:
+def _curve_kinds(figures: Mapping[str, Any]) -> list[str]:
     """Find which of success and return the evaluation's figures contain by attempt."""
     entries = figures["per_attempt"]
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
@@ -97,49 +91,42 @@ def _curves_of(figures: Mapping[str, Any]) -> list[str]:
 def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
     """Make tables of success and return by attempt, for the figures that all named reports have; `of` ends the
     titles."""
-    return [_table(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared(reports)]
+    return [_tabulate_attempts(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared_kinds(reports)]
 
 
 def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
     """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
-    name = next(iter(reports.values()))["env"]["name"]
-    return [
-        adaptation_curve(
-            directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png"),
-            [*(_series(label, report, kind) for label, report in reports.items()), *_references(reports, kind)],
-            title=f"Adaptation: {name}",
-            metric=kind,
-        )
-        for kind in _shared(reports)
-    ]
+    pictures = []
+    for kind in _shared_kinds(reports):
+        series = []
+        for label, report in reports.items():
+            entries = report["metrics"]["per_attempt"]
+            low, high = zip(*(entry[f"{kind}_ci95"] for entry in entries), strict=True)
+            series.append(Series(name=label, values=[entry[f"{kind}_mean"] for entry in entries], low=low, high=high))
+        known = _find_known(reports, kind).items()
+        series += [Series(name=name, values=values, reference=True) for name, values in known]
+        to = directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png")
+        title = f"Adaptation: {next(iter(reports.values()))['env']['name']}"
+        pictures.append(adaptation_curve(to, series, title=title, metric=kind))
+    return pictures
 
 
-def _shared(reports: Reports) -> list[str]:
-    return [kind for kind in _CURVES if all(kind in _curves_of(report["metrics"]) for report in reports.values())]
+def _shared_kinds(reports: Reports) -> list[str]:
+    return [kind for kind in _CURVES if all(kind in _curve_kinds(report["metrics"]) for report in reports.values())]
 
 
-def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
+def _find_known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
     """Find success by attempt of random and optimal play, where known exactly."""
     known = next(iter(reports.values()))["known"]
     return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
 
 
-def _references(reports: Reports, kind: str) -> list[Series]:
-    return [Series(name=name, values=values, reference=True) for name, values in _known(reports, kind).items()]
-
-
-def _series(label: str, report: Mapping[str, Any], kind: str) -> Series:
-    entries = report["metrics"]["per_attempt"]
-    low, high = zip(*(entry[f"{kind}_ci95"] for entry in entries), strict=True)
-    return Series(name=label, values=[entry[f"{kind}_mean"] for entry in entries], low=low, high=high)
-
-
-def _table(reports: Reports, kind: str, *, title: str) -> Table:
+def _tabulate_attempts(reports: Reports, kind: str, *, title: str) -> Table:
     """Make two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
     Long curves are thinned to a few attempts, including the first and the last."""
     attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
     shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
-    known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _known(reports, kind).items()}
+    known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _find_known(reports, kind).items()}
     form, interval = (".3f", "{:.2f}-{:.2f}") if kind == "success" else (".4g", "{:.3g} to {:.3g}")
     rows: list[list[Any]] = [known["random"]] if "random" in known else []
     for name, report in reports.items():

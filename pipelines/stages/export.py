@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from pipelines.config.places import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
+from pipelines.config.settings import ExportSettings, Settings
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.evaluation.adaptation import compute_metrics
@@ -53,7 +54,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     to = Path(wanted.to) if wanted.to else directory.path / "export"
-    figures, tables = _policy(settings, checkpoint, to, listener, run=read_run(run))
+    figures, tables = _export_policy(settings, checkpoint, to, listener, run=read_run(run))
     return Result(
         command="export",
         run=run,
@@ -68,11 +69,11 @@ def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silen
     """Export the policy of the bundle in `directory` to another directory, `export.to`, with the forms
     `export.format`. Errors as of `run`."""
     to, started = place_of_bundle(settings.export, directory), time.monotonic()
-    figures, tables = _policy(settings, bundle.read(directory), to, listener)
+    figures, tables = _export_policy(settings, bundle.read(directory), to, listener)
     return Result(command="export", metrics=figures, outputs=[to], tables=tables, seconds=time.monotonic() - started)
 
 
-def _policy(
+def _export_policy(
     settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener, *, run: StoredRun | None = None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
@@ -93,8 +94,9 @@ def _policy(
     tables: list[Table] = []
     report: Mapping[str, Any] = {}
     if chosen:
-        with _threads(settings.train.threads or 1):
-            files, about, report = _proved(settings, checkpoint, chosen, listener, greedy=greedy)
+        with _use_threads(settings.train.threads or 1):
+            proof = _Proof(settings=settings, checkpoint=checkpoint, greedy=greedy, listener=listener)
+            files, about, report = proof.make(chosen)
         figures, tables = {"parity": report["forms"]}, [table(report)]
     evaluation = choose_evaluation(checkpoint, report, run=run, split=split, greedy=greedy)
     if with_page:
@@ -126,7 +128,7 @@ def choose_evaluation(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _use_threads(count: int) -> Iterator[None]:
     """Let torch use `count` threads. The steps of a proof are of a few actors: shared between threads, which wait for
     each other at every operator, they cost three times the CPU time, and more on a busy host.
     """
@@ -166,89 +168,87 @@ def _write_card(
     write_together(to, {**beside, model_card.NAME: model_card.card(source, pictures=[*beside])})
 
 
-def _proved(
-    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener, *, greedy: bool
-) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
-    """Return the files of the forms, what policy.json says of them, and the report of the proof."""
-    agent = load_agent(checkpoint, own=settings.agent)
-    capacity = checkpoint.record["context_length"]
-    function = StepFunction(agent, capacity=capacity)
-    listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
-    files = forms.make(function, chosen, weights=settings.export.weights)
-    record = {**specification(checkpoint.record, greedy=greedy), **forms.describe(function), "forms": list(chosen)}
-    record["weights"] = settings.export.weights
-    if forms.AOTI in chosen:
-        record["compiled"] = forms.describe_target()
-    listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
-    wanted = settings.evaluate
-    env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
-    try:
-        policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
-        recording = parity.record(policy, env, greedy=greedy, seed=wanted.seed, listener=listener)
-    finally:
-        env.close()
-    agreements = {}
-    for form in chosen:
-        listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
-        step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
-        agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
-    parity.require(agreements)
-    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
-    files |= parity.files(recording, report)
-    record["parity"] = vars(forms.limits(forms.ONNX, record))
-    return files, record, report
+@dataclass(frozen=True, kw_only=True)
+class _Proof:
+    """The proof that forms act as the policy of a checkpoint does: on recorded steps, and by their scores."""
 
+    settings: Settings
+    checkpoint: Checkpoint
+    greedy: bool
+    listener: Listener
 
-def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSettings, *, actors: int) -> Env:
-    """Make the environment of an evaluation."""
-    return make_evaluation_env(
-        env,
-        wanted,
-        actors=actors,
-        workers=workers(env, collect, actors=actors),
-        timeout_seconds=collect.env_timeout_seconds,
-    )
-
-
-def _evaluations(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    files: Mapping[str, bytes],
-    record: Mapping[str, Any],
-    listener: Listener,
-    *,
-    greedy: bool,
-) -> dict[str, Any]:
-    """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
-    form is outside the policy's interval."""
-    episodes, wanted = settings.export.episodes, settings.evaluate
-    if not episodes:
-        return {}
-    actors = min(wanted.actors, episodes)
-    found: dict[str, Any] = {}
-    for form in ("original", *record["forms"]):
-        listener(Notice(stage="export", text=f"evaluating {form}: {episodes} episodes"))
-        env = _environment(settings.env, wanted, settings.collect, actors=actors)
+    def make(self, chosen: tuple[str, ...]) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
+        """Return the files of the forms, what policy.json says of them, and the report of the proof."""
+        settings, checkpoint, greedy, listener = self.settings, self.checkpoint, self.greedy, self.listener
+        agent = load_agent(checkpoint, own=settings.agent)
+        capacity = checkpoint.record["context_length"]
+        function = StepFunction(agent, capacity=capacity)
+        listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
+        files = forms.make(function, chosen, weights=settings.export.weights)
+        record = {**specification(checkpoint.record, greedy=greedy), **forms.describe(function), "forms": list(chosen)}
+        record["weights"] = settings.export.weights
+        if forms.AOTI in chosen:
+            record["compiled"] = forms.describe_target()
+        listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
+        env = self._make_env(actors=parity.ACTORS)
         try:
-            if form == "original":
-                policy: Policy = trained(
-                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent
-                ).policy
-            else:
-                step = forms.open_form(form, files[forms.FILES[form]], record, actors)
-                policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
-            figures = compute_metrics(evaluate(env, policy, episodes=episodes, listener=listener))
+            policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=settings.evaluate.seed)
+            recording = parity.record(policy, env, greedy=greedy, seed=settings.evaluate.seed, listener=listener)
         finally:
             env.close()
-        found[form] = {key: value for key, value in figures.items() if key not in ("per_task", "published")}
-        mean, (low, high) = found[form]["return_mean"], found["original"]["return_ci95"]
-        slack = 1e-6 * max(abs(low), abs(high), 1e-6)
-        if not low - slack <= mean <= high + slack:
-            raise IntegrityError(
-                f"the form '{form}' scores {mean:.4g}, outside the policy's interval [{low:.4g}, {high:.4g}]",
-                hint="please report it with the agent's settings",
-            )
-    return found
+        agreements = {}
+        for form in chosen:
+            listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
+            step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
+            agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
+        parity.require(agreements)
+        report = parity.as_report(agreements, self._evaluate(files, record))
+        files |= parity.files(recording, report)
+        record["parity"] = vars(forms.limits(forms.ONNX, record))
+        return files, record, report
+
+    def _make_env(self, *, actors: int) -> Env:
+        env, collect = self.settings.env, self.settings.collect
+        return make_evaluation_env(
+            env,
+            self.settings.evaluate,
+            actors=actors,
+            workers=workers(env, collect, actors=actors),
+            timeout_seconds=collect.env_timeout_seconds,
+        )
+
+    def _evaluate(self, files: Mapping[str, bytes], record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
+        form is outside the policy's interval."""
+        settings, greedy, listener = self.settings, self.greedy, self.listener
+        episodes, wanted = settings.export.episodes, settings.evaluate
+        if not episodes:
+            return {}
+        actors = min(wanted.actors, episodes)
+        found: dict[str, Any] = {}
+        for form in ("original", *record["forms"]):
+            listener(Notice(stage="export", text=f"evaluating {form}: {episodes} episodes"))
+            env = self._make_env(actors=actors)
+            try:
+                if form == "original":
+                    policy: Policy = trained(
+                        self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent
+                    ).policy
+                else:
+                    step = forms.open_form(form, files[forms.FILES[form]], record, actors)
+                    policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
+                figures = compute_metrics(evaluate(env, policy, episodes=episodes, listener=listener))
+            finally:
+                env.close()
+            found[form] = {key: value for key, value in figures.items() if key not in ("per_task", "published")}
+            mean, (low, high) = found[form]["return_mean"], found["original"]["return_ci95"]
+            slack = 1e-6 * max(abs(low), abs(high), 1e-6)
+            if not low - slack <= mean <= high + slack:
+                raise IntegrityError(
+                    f"the form '{form}' scores {mean:.4g}, outside the policy's interval [{low:.4g}, {high:.4g}]",
+                    hint="please report it with the agent's settings",
+                )
+        return found
 
 
 def table(report: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""EpisodeVideos of an evaluation's episodes, and episodes to watch, both played as `evaluate` plays them."""
+"""Videos of an evaluation's episodes, and episodes to watch, both played as `evaluate` plays them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.model import AgentSettings
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs import rendering
@@ -20,7 +19,6 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
-from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.training.learner import use_threads
 
@@ -70,7 +68,7 @@ class EpisodeVideos:
     def _write(self, listener: Listener) -> None:
         ending = suffix()
         with contextlib.closing(self._plan.make_drawn_env(listener)) as env:
-            films, spec = _play(self._plan, env, rendering.picture, PictureReel, self._episodes, listener), env.spec
+            films, spec = _film(self._plan, env, rendering.picture, PictureReel, self._episodes, listener), env.spec
         for episode, each in zip(self._episodes, films, strict=True):
             frames = add_caption(each, has_success=spec.has_success, attempts=spec.num_attempts)
             self.paths.append(write_video(self._to / f"{self._stem}-{episode}{ending}", frames, each.fps))
@@ -78,7 +76,7 @@ class EpisodeVideos:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class WatchedEpisode:
     """An episode to be shown in a terminal: its film, whose frames are texts, and what plays it."""
 
     film: Film
@@ -88,7 +86,7 @@ class Watched:
 
 def watch(
     settings: Settings, *, run: Path, episode: int = 0, colors: bool = False, listener: Listener = silent
-) -> Watched:
+) -> WatchedEpisode:
     """Play one evaluation episode, by its number, and return it as text. `colors`: an environment without a text of its
     own is drawn in 24-bit colours.
     """
@@ -100,11 +98,11 @@ def watch(
 
     with contextlib.closing(plan.make_drawn_env(listener, actors=1)) as env:
         env.load_state_dict({"next_episode": episode})
-        [watched] = _play(plan, env, draw, list, [episode], listener)
-        return Watched(film=watched, spec=env.spec, update=checkpoint.update)
+        [watched] = _film(plan, env, draw, list, [episode], listener)
+        return WatchedEpisode(film=watched, spec=env.spec, update=checkpoint.update)
 
 
-def _play(
+def _film(
     plan: EvaluationPlan,
     env: Env,
     drawing: Callable[[Env, Any, int], Any],
@@ -114,16 +112,9 @@ def _play(
 ) -> list[Film]:
     """Play episodes of an evaluation, and return their films."""
     use_threads(plan.settings.train.threads)
-    policy, values = plan.make_policy(env).policy, _values(plan.checkpoint, plan.settings.agent)
+    policy, values = plan.make_policy(env).policy, None
+    if not isinstance(plan.checkpoint, Bundle):  # which has no critics
+        with contextlib.suppress(UsageError):  # nor has every agent
+            run = plan.checkpoint.path.resolve().parent.parent
+            values = Values(f"{run}@{plan.checkpoint.update}", own=plan.settings.agent)
     return film(env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
-
-
-def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:
-    """Load the agent's critics; None for an agent or a bundle that has none."""
-    if isinstance(checkpoint, Bundle):
-        return None
-    run = checkpoint.path.resolve().parent.parent
-    try:
-        return Values(f"{run}@{checkpoint.update}", own=own)
-    except UsageError:
-        return None

@@ -33,6 +33,27 @@ class MadeRecipe:
     choices: tuple[Choice, ...]
     plan: Mapping[str, Any] = field(repr=False)
 
+    @classmethod
+    def of(cls, choices: Choices, *, rates: Rates | None = None, expected: float | None = None) -> MadeRecipe:
+        """Make the recipe that was chosen; `rates` were measured, and it takes about `expected` seconds."""
+        plan = {
+            "budget": {key: value for key, value in asdict(choices.budget).items() if value is not None},
+            "measured": choices.facts.document() | ({} if rates is None else asdict(rates)),
+            "expected_seconds": expected and round(expected),
+            "choices": [asdict(row) for row in choices.rows],
+        }
+        return cls(document=choices.document(), choices=tuple(choices.rows), plan=plan)
+
+    def begin(self, given: Mapping[str, Any], settings: Settings) -> Begun:
+        """Make a new run of it, with these settings, of which the user gave `given`."""
+        return Begun(settings=settings, recipe=self.record(given), document=self.document, is_new=True)
+
+    def record(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
+        own = flatten(given)
+        changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
+        return {"name": "", "profile": "", "changed": changed, "given": own, "plan": self.plan}
+
 
 def make_budget(minutes: float | None, steps: int | None) -> Budget:
     """Return the budget that the options give. UsageError if both do, or if it is not positive."""
@@ -58,7 +79,12 @@ def make_recipe(
     """
     began, settings = time.monotonic(), resolve({})
     facts = _measure_env(settings, budget, listener)
-    choices = Choices(_with_holders(given, settings), facts, budget)
+    if tasks := settings.collect.tasks:  # their holders determine the number of actors
+        from pipelines.rollout.environment import read_tasks
+
+        count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
+        given = {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
+    choices = Choices(given, facts, budget)
     choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
@@ -73,7 +99,7 @@ def make_recipe(
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
         listener(Notice(stage="measure", text=text, level="warning"))
-    return _assemble(choices, facts, budget, rates=rates, expected=expected)
+    return MadeRecipe.of(choices, rates=rates, expected=expected)
 
 
 def choose_by_hand(
@@ -115,19 +141,8 @@ def choose_by_hand(
     choices.choose_agent()
     choices.choose_amounts()
     _report_random_play(facts, listener)
-    made = _assemble(choices, facts, budget)
-    return Begun(settings=resolve(made.document), recipe=make_record(made, given), document=made.document, is_new=True)
-
-
-def _with_holders(given: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
-    """Add the number of actors to what is given, where tasks that they hold determine it."""
-    tasks = settings.collect.tasks
-    if not tasks:
-        return given
-    from pipelines.rollout.environment import read_tasks
-
-    count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
-    return {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
+    made = MadeRecipe.of(choices)
+    return made.begin(given, resolve(made.document))
 
 
 def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvFacts:
@@ -155,44 +170,23 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvF
 
 
 def _report_random_play(facts: EnvFacts, listener: Listener) -> None:
-    listener(Notice(stage="measure", text=describe_random_play(facts)))
+    """Send notices of the score of random play, the length of episodes, and whether they end at all."""
+    text = f"no episode of random play ended in {facts.length_max:,} steps: its score is unknown"
+    if facts.return_mean is not None:
+        success = "" if facts.success_mean is None else f", success {facts.success_mean:.2g}"
+        each = f"{facts.episodes} episodes of {facts.length_mean:,.4g} steps"
+        text = f"random play: return {facts.return_mean:.4g}{success} ({each})"
+    listener(Notice(stage="measure", text=text))
     if not facts.episodes and facts.horizon is None:
         text = "no limit of an episode is known, and an evaluation plays episodes to their ends"
         text += "; if they may not end, give --set env.max_episode_steps=N"
         listener(Notice(stage="measure", text=text, level="warning"))
 
 
-def _assemble(
-    choices: Choices,
-    facts: EnvFacts,
-    budget: Budget,
-    *,
-    rates: Rates | None = None,
-    expected: float | None = None,
-) -> MadeRecipe:
-    """Return what was chosen, and for the run's record from what."""
-    plan = {
-        "budget": {key: value for key, value in asdict(budget).items() if value is not None},
-        "measured": facts.document() | ({} if rates is None else asdict(rates)),
-        "expected_seconds": expected and round(expected),
-        "choices": [asdict(row) for row in choices.rows],
-    }
-    return MadeRecipe(document=choices.document(), choices=tuple(choices.rows), plan=plan)
-
-
-def describe_random_play(facts: EnvFacts) -> str:
-    """Return a sentence about the score of random play and the length of episodes."""
-    if facts.return_mean is None:
-        return f"no episode of random play ended in {facts.length_max:,} steps: its score is unknown"
-    success = "" if facts.success_mean is None else f", success {facts.success_mean:.2g}"
-    each = f"{facts.episodes} episodes of {facts.length_mean:,.4g} steps"
-    return f"random play: return {facts.return_mean:.4g}{success} ({each})"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """A run without a recipe: its settings, what its record says in place of a recipe's name (see `make_record`), and
-    the `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
+    """A run without a recipe: its settings, what its record says in place of a recipe's name (`MadeRecipe.record`),
+    and the `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
 
     settings: Settings
     recipe: Mapping[str, Any]
@@ -222,8 +216,7 @@ def begin(
     if not is_main():  # ranks take part in what the first of them has chosen
         return Begun(settings=resolve({}), recipe={}, document={}, is_new=False)
     made = make_recipe(resolve, given, budget, listener=listener)
-    settings = resolve(made.document)
-    return Begun(settings=settings, recipe=make_record(made, given), document=made.document, is_new=True)
+    return made.begin(given, resolve(made.document))
 
 
 def read_budget(plan: Mapping[str, Any]) -> Budget:
@@ -237,15 +230,8 @@ def read_budget(plan: Mapping[str, Any]) -> Budget:
     raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
 
 
-def make_record(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
-    own = flatten(given)
-    changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
-    return {"name": "", "profile": "", "changed": changed, "given": own, "plan": made.plan}
-
-
 def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what `make_record` has recorded in a run that has begun; None if the run has not.
+    """Return what `MadeRecipe.record` has recorded in a run that has begun; None if the run has not.
 
     UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
     setting that is added, or given another value, is a change as in any run.

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def measure_env(
         probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
         rollout = Rollout(played, probe, on_episode=(seen := _Seen(actors)).note, on_env_error=collect.on_env_error)
-        _play(rollout, seen, least, seconds, clock, listener)
+        seen.play(rollout, least, seconds, clock, listener)
     observation = spec.spaces.observation
     first_episodes, lengths = seen.first_episodes, seen.lengths
     returns = np.array([episode.total_reward for episode in first_episodes])
@@ -123,6 +124,25 @@ class _Seen:
         """Lengths of the episodes that count; of those in progress, if none do."""
         return [episode.length for episode in self.first_episodes] or [max(self.steps // self.actors, 1)]
 
+    def play(self, rollout: Rollout, least: float, most: float, clock: Callable[[], float], listener: Listener) -> None:
+        """Step until every actor has ended an episode, for `least` to `most` seconds."""
+        listener(rollout.stepping)
+        rollout.step()  # resets, which may load something, are not what a step costs
+        began, shown = clock(), time.monotonic()
+        limit = time.monotonic() + most
+        while True:
+            rollout.step()
+            self.steps += self.actors
+            self.seconds = clock() - began
+            now = time.monotonic()
+            if now >= limit or (self.seconds >= least and self.rounds):
+                break
+            if now - shown >= 0.2:
+                shown = now
+                listener(Progress(stage=_STAGE, done=self.steps, total=None, unit="random steps"))
+                listener(rollout.stepping)
+        rollout.settle()
+
 
 class _Probe:
     """A policy that notes the largest observation and reward, apart from images and choices."""
@@ -147,28 +167,6 @@ class _Probe:
         return self._policy.act(observation, prev_action, prev_reward, time)
 
 
-def _play(
-    rollout: Rollout, seen: _Seen, least: float, most: float, clock: Callable[[], float], listener: Listener
-) -> None:
-    """Step until every actor has ended an episode, for `least` to `most` seconds."""
-    listener(rollout.stepping)
-    rollout.step()  # resets, which may load something, are not what a step costs
-    began, shown = clock(), time.monotonic()
-    limit = time.monotonic() + most
-    while True:
-        rollout.step()
-        seen.steps += seen.actors
-        seen.seconds = clock() - began
-        now = time.monotonic()
-        if now >= limit or (seen.seconds >= least and seen.rounds):
-            break
-        if now - shown >= 0.2:
-            shown = now
-            listener(Progress(stage=_STAGE, done=seen.steps, total=None, unit="random steps"))
-            listener(rollout.stepping)
-    rollout.settle()
-
-
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
     """Time updates of the settings' agent on windows of random play for some seconds, then steps with it as the policy
     of all actors."""
@@ -182,10 +180,10 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     with contextlib.closing(made) as env:
         learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
-        batch = _record_batch(env, learner)
-        update = _time_updates(learner, batch, seconds, time.process_time if is_alone else time.perf_counter, listener)
+        watch = _Stopwatch(env=env, learner=learner, seconds=seconds, listener=listener)
+        update = watch.time_updates(time.process_time if is_alone else time.perf_counter)
         clock = time.process_time if is_alone and not processes else time.perf_counter
-        collect = _time_acting(env, learner, seconds, clock, listener) / actors
+        collect = watch.time_acting(clock) / actors
     return Rates(
         update_seconds=round_digits(update),
         collect_seconds=round_digits(collect / max(settings.collect.collectors, 1)),
@@ -193,61 +191,69 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     )
 
 
-def _time_updates(
-    learner: Learner, batch: Batch, seconds: float, clock: Callable[[], float], listener: Listener
-) -> float:
-    """Return the median seconds of an update."""
-    took: list[float] = []
-    for number in range(_WARMUP_UPDATES + 1000):
-        began = clock()
-        learner.step(lambda _: batch)
-        if number >= _WARMUP_UPDATES:
-            took.append(clock() - began)
-        listener(Progress(stage=_STAGE, done=number + 1, total=None, unit="updates"))
-        if sum(took) >= seconds and len(took) >= _LEAST_UPDATES:
-            break
-    return float(np.median(took))
+@dataclass(frozen=True, kw_only=True)
+class _Stopwatch:
+    """Measures what an agent costs in an environment, each time for `seconds`."""
 
+    env: Env
+    learner: Learner
+    seconds: float
+    listener: Listener
 
-def _record_batch(env: Env, learner: Learner) -> Batch:
-    """Return full windows of a few steps of random play, repeated. What an update costs depends on the data: a text
-    that never changes is encoded once, where made-up ones would take seconds."""
-    stored: list[Trajectories] = []
-    policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
-    labelled = learner.agent_settings.target == "label"
-    recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
-    rollout = Rollout(env, policy, recording=recording)
-    for _ in range(_RECORDED_STEPS):
+    def time_updates(self, clock: Callable[[], float]) -> float:
+        """Return the median seconds of an update."""
+        took: list[float] = []
+        batch = self._record_batch()
+        for number in range(_WARMUP_UPDATES + 1000):
+            began = clock()
+            self.learner.step(lambda _: batch)
+            if number >= _WARMUP_UPDATES:
+                took.append(clock() - began)
+            self.listener(Progress(stage=_STAGE, done=number + 1, total=None, unit="updates"))
+            if sum(took) >= self.seconds and len(took) >= _LEAST_UPDATES:
+                break
+        return float(np.median(took))
+
+    def _record_batch(self) -> Batch:
+        """Return full windows of a few steps of random play, repeated. What an update costs depends on the data: a text
+        that never changes is encoded once, where made-up ones would take seconds."""
+        learner = self.learner
+        stored: list[Trajectories] = []
+        policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
+        labelled = learner.agent_settings.target == "label"
+        recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
+        rollout = Rollout(self.env, policy, recording=recording)
+        for _ in range(_RECORDED_STEPS):
+            rollout.step()
+        rollout.settle()
+        rollout.finish()
+        windows, rows = learner.micro_batch_size, learner.settings.resolved_context_length + 1
+        columns: dict[str, np.ndarray] = {}
+        for column in Schema(learner.spaces, labelled=labelled).columns:
+            found = np.concatenate([each.columns[column.name] for each in stored])
+            repeated = found[np.arange(windows * rows) % len(found)]
+            columns[column.name] = repeated.reshape(windows, rows, *column.shape)
+        columns[TERMINATED][:, :-1] = columns[TRUNCATED][:, :-1] = 0
+        return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
+
+    def time_acting(self, clock: Callable[[], float]) -> float:
+        """Return the seconds of a step of all actors, once their memories are as full as they get in the time."""
+        learner = self.learner
+        agent, context = learner.agent.eval(), learner.settings.resolved_context_length
+        policy = AgentPolicy(
+            agent,
+            num_actors=self.env.num_envs,
+            capacity=context,
+            device=learner.device,
+            precision=learner.settings.precision,
+        )
+        rollout = Rollout(self.env, policy, recording=Recording(sink=lambda trajectories: None))
+        self.listener(rollout.stepping)
         rollout.step()
-    rollout.settle()
-    rollout.finish()
-    windows, rows = learner.micro_batch_size, learner.settings.resolved_context_length + 1
-    columns: dict[str, np.ndarray] = {}
-    for column in Schema(learner.spaces, labelled=labelled).columns:
-        found = np.concatenate([each.columns[column.name] for each in stored])
-        repeated = found[np.arange(windows * rows) % len(found)]
-        columns[column.name] = repeated.reshape(windows, rows, *column.shape)
-    columns[TERMINATED][:, :-1] = columns[TRUNCATED][:, :-1] = 0
-    return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
-
-
-def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
-    """Return the seconds of a step of all actors, once their memories are as full as they get in the time."""
-    agent, context = learner.agent.eval(), learner.settings.resolved_context_length
-    policy = AgentPolicy(
-        agent,
-        num_actors=env.num_envs,
-        capacity=context,
-        device=learner.device,
-        precision=learner.settings.precision,
-    )
-    rollout = Rollout(env, policy, recording=Recording(sink=lambda trajectories: None))
-    listener(rollout.stepping)
-    rollout.step()
-    times = [clock()]
-    while times[-1] - times[0] < seconds or len(times) <= 2 * _LEAST_UPDATES:
-        rollout.step()
-        times.append(clock())
-        listener(Progress(stage=_STAGE, done=len(times), total=None, unit="steps"))
-    half = len(times) // 2  # memories fill in the first half
-    return (times[-1] - times[half]) / (len(times) - 1 - half)
+        times = [clock()]
+        while times[-1] - times[0] < self.seconds or len(times) <= 2 * _LEAST_UPDATES:
+            rollout.step()
+            times.append(clock())
+            self.listener(Progress(stage=_STAGE, done=len(times), total=None, unit="steps"))
+        half = len(times) // 2  # memories fill in the first half
+        return (times[-1] - times[half]) / (len(times) - 1 - half)

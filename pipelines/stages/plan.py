@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.places import locate_lake, parse_share
-from pipelines.config.settings import Settings, StageSettings, TrainSettings
+from pipelines.config.settings import Settings, StageSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import IntegrityError
 from pipelines.events import Listener, silent
@@ -35,6 +35,15 @@ class PlannedStage:
     target: int
     is_final: bool = False
 
+    @property
+    def work(self) -> Work:
+        """The amount of work, for the estimate of the time left."""
+        stage, table = self.entry.stage, getattr(self.settings, self.entry.stage, None)
+        if stage == "collect":
+            return Work(self.epoch, self.place, stage, collect_steps(self.settings.collect))
+        amount = getattr(table, "episodes" if stage == "evaluate" else "steps", 1)
+        return Work(self.epoch, self.place, stage, amount)
+
 
 def plan(settings: Settings) -> list[PlannedStage]:
     """Plan every stage of every epoch, in order, with cumulative targets and lake weights.
@@ -42,25 +51,25 @@ def plan(settings: Settings) -> list[PlannedStage]:
     Unless the recipe says otherwise, evaluations after the first update choose the best checkpoint, on tasks for
     training; what they choose says little about other tasks, so the last update is evaluated on tasks for testing, too.
     """
-    steps = list(_stages(settings))
+    steps = list(_list_stages(settings))
     last = max((place for place, step in enumerate(steps) if step.entry.stage == "evaluate"), default=None)
     if last is None:
         return steps
     step, wanted = steps[last], steps[last].settings.evaluate
     if wanted.split == "auto" and wanted.task_split == "train":
-        steps[last] = replace(step, settings=_evaluating(step.settings, label="", require="", video=0))
+        steps[last] = replace(step, settings=_with_evaluate(step.settings, label="", require="", video=0))
         last += 1
-        steps.insert(last, replace(step, settings=_evaluating(step.settings, mark_best=False)))
+        steps.insert(last, replace(step, settings=_with_evaluate(step.settings, mark_best=False)))
     steps[last] = replace(steps[last], is_final=True)
     return steps
 
 
-def _evaluating(settings: Settings, **changes: Any) -> Settings:
+def _with_evaluate(settings: Settings, **changes: Any) -> Settings:
     return settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update=changes)})
 
 
-def _stages(settings: Settings) -> Iterator[PlannedStage]:
-    totals, chooser = {"collect": 0, "train": 0}, _chooser(settings)
+def _list_stages(settings: Settings) -> Iterator[PlannedStage]:
+    totals, chooser = {"collect": 0, "train": 0}, _find_chooser(settings)
     dues = [[e for e in range(settings.epochs) if is_due(entry, e, settings.epochs)] for entry in settings.stages]
     numbers = [{epoch: number for number, epoch in enumerate(due)} for due in dues]
     for epoch in range(settings.epochs):
@@ -69,18 +78,24 @@ def _stages(settings: Settings) -> Iterator[PlannedStage]:
                 continue
             stage_settings = settings.for_stage(entry)
             if entry.stage in totals:
-                collect, train = stage_settings.collect, stage_settings.train
-                totals[entry.stage] += collect_steps(collect) if entry.stage == "collect" else train.steps
+                is_collect, train = entry.stage == "collect", stage_settings.train
+                totals[entry.stage] += collect_steps(stage_settings.collect) if is_collect else train.steps
             if entry.stage == "evaluate" and stage_settings.evaluate.mark_best == "auto":
                 chooses = place == chooser and totals["train"] > 0
-                stage_settings = _evaluating(stage_settings, mark_best=chooses)
-            if entry.stage == "train":
+                stage_settings = _with_evaluate(stage_settings, mark_best=chooses)
+            train = stage_settings.train
+            if entry.stage == "train" and train.lakes and not train.anneal_steps:  # weights move over epochs
                 progress = numbers[place][epoch] / max(len(numbers[place]) - 1, 1)
-                stage_settings = stage_settings.model_copy(update={"train": _weighed(stage_settings.train, progress)})
+                lakes = (
+                    f"{lake}:{Share(weight, weight if last is None else last).at(progress):.12g}"
+                    for lake, weight, last in map(parse_share, train.lakes)
+                )
+                train = train.model_copy(update={"lakes": tuple(lakes)})
+                stage_settings = stage_settings.model_copy(update={"train": train})
             yield PlannedStage(epoch, place, stage_settings, entry, totals.get(entry.stage, 0))
 
 
-def _chooser(settings: Settings) -> int | None:
+def _find_chooser(settings: Settings) -> int | None:
     """Return the place of the entry that chooses the best checkpoint where the recipe leaves that open: the first that
     evaluates the newest one on tasks that may be used for it. Scores of two entries could not be compared."""
     evaluations = {
@@ -108,15 +123,6 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
     return is_last or (epoch - start) % entry.every == 0
 
 
-def work_of(step: PlannedStage) -> Work:
-    """Return the amount of work in `step`, for the estimate of the time left."""
-    if step.entry.stage == "collect":
-        return Work(step.epoch, step.place, "collect", collect_steps(step.settings.collect))
-    table = getattr(step.settings, step.entry.stage, None)
-    amount = getattr(table, "episodes" if step.entry.stage == "evaluate" else "steps", 1)
-    return Work(step.epoch, step.place, step.entry.stage, amount)
-
-
 def in_chain(settings: Settings, run: Path) -> list[Source]:
     """Return the lakes that a chain's train stage samples from: those of `train.lakes`, otherwise all that the chain
     fills."""
@@ -126,19 +132,6 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
         filled = [filling[entry.stage] for entry in settings.stages if entry.stage in filling]
         return [Source(place) for place in dict.fromkeys(locate_lake(text, run) for text in filled or [""])]
     return [Source(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
-
-
-def _weighed(train: TrainSettings, progress: float) -> TrainSettings:
-    """Return the settings of an epoch of a chain, with annealed lake weights evaluated at `progress` (0 to 1), unless
-    they are annealed over updates."""
-    if train.anneal_steps or not train.lakes:
-        return train
-    found = [
-        (place, Share(weight, weight if last is None else last))
-        for place, weight, last in map(parse_share, train.lakes)
-    ]
-    lakes = tuple(f"{place}:{share.at(progress):.12g}" for place, share in found)
-    return train.model_copy(update={"lakes": lakes})
 
 
 def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipelines.config.settings import CollectSettings
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
-from pipelines.events import Event, Notice
+from pipelines.events import Notice
 from pipelines.processes import start_python
 from pipelines.stages.ray_guard import descendants
 from pipelines.stages.tasks import STOP, STOP_SECONDS, Caller, Channel, Task, perform
@@ -64,17 +64,12 @@ class TaskHost:
             found.append(self._posted.get(timeout=_POLL_SECONDS))
             while True:
                 found.append(self._posted.get_nowait())
-        newest = {type(body): place for place, (kind, body) in enumerate(found) if _is_figure(kind, body)}
+        is_figure = [kind == "event" and not isinstance(body, Notice) for kind, body in found]
+        newest = {type(body): place for place, (_, body) in enumerate(found) if is_figure[place]}
         kept = [
-            message
-            for place, message in enumerate(found)
-            if not _is_figure(*message) or newest[type(message[1])] == place
+            message for place, message in enumerate(found) if not is_figure[place] or newest[type(message[1])] == place
         ]
         return pickle.dumps(kept)
-
-
-def _is_figure(kind: str, body: Event | Any) -> bool:
-    return kind == "event" and not isinstance(body, Notice)
 
 
 class RayEngine:
@@ -89,10 +84,10 @@ class RayEngine:
         self._checked = 0.0
 
     def __enter__(self) -> RayEngine:
-        self._ray = ray = _imported()
+        self._ray = ray = _import_ray()
         if not ray.is_initialized():
             self._is_own = True
-            with _own_signals(), _explained(self._settings.ray):
+            with _keep_signals(), _explain_errors(self._settings.ray):
                 self._connect(ray)
         return self
 
@@ -111,9 +106,18 @@ class RayEngine:
                 ray.init(address="local", include_dashboard=False, object_store_memory=_LEAST_STORE, **options)
             finally:
                 started = descendants(os.getpid())
-                self._guard = _guarded({pid: began for pid, began in started.items() if pid not in before})
+                # The guard ends what is left of the cluster once this process has ended, for whatever reason.
+                guard = "from pipelines.stages.ray_guard import main; main()"
+                self._guard = start_python(guard, stdin=subprocess.PIPE)
+                assert self._guard.stdin is not None
+                new = {pid: began for pid, began in started.items() if pid not in before}
+                self._guard.stdin.write(json.dumps(new).encode() + b"\n")
         else:
-            _require_listener(where)
+            host, _, port = where.rpartition(":")
+            if not (host and port.isdecimal() and "/" not in host):
+                raise UsageError(f"'{where}' is not a Ray cluster", hint="give --ray auto, local or HOST:PORT")
+            # Fail now if nothing listens there: Ray itself would try it for minutes.
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it repeats on stderr why it cannot connect
             ray.init(address=where, **options)
 
@@ -240,7 +244,7 @@ class RayTask:
             self._ray.kill(self._actor)
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # in a local cluster; else its processes give way to all others
     try:
@@ -253,17 +257,8 @@ def _imported() -> Any:
     return ray
 
 
-def _require_listener(where: str) -> None:
-    """Refuse an address that is none, or at which nothing listens: Ray itself would try it for minutes."""
-    host, _, port = where.rpartition(":")
-    if not (host and port.isdecimal() and "/" not in host):
-        raise UsageError(f"'{where}' is not a Ray cluster", hint="give --ray auto, local or HOST:PORT")
-    with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS):
-        pass
-
-
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _keep_signals() -> Iterator[None]:
     """Keep this process's handlers of signals: Ray installs one that exits at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -277,15 +272,19 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
+def _explain_errors(where: str) -> Iterator[None]:
     """Turn errors of the connection to a cluster into ours."""
+
+    def describe(error: Exception) -> str:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
     try:
         yield
     except AmagoError:
         raise
     except (OSError, ValueError) as error:
         raise InputMissing(
-            f"no Ray cluster at '{where}': {_first_line(error)}",
+            f"no Ray cluster at '{where}': {describe(error)}",
             hint="start one with `ray start --head`, give another --ray, or set RAY_AUTH_MODE=token if it has a token",
         ) from error
     except RuntimeError as error:
@@ -299,17 +298,5 @@ def _explained(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # Ray raises bare exceptions where a local cluster does not start
         raise StageFailed(
-            f"Ray did not start: {_first_line(error)}", hint="repeat the command, or use --engine local"
+            f"Ray did not start: {describe(error)}", hint="repeat the command, or use --engine local"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _guarded(processes: dict[int, str]) -> subprocess.Popen[bytes]:
-    """Start a process that ends what is left of a local cluster once this process has ended, for whatever reason."""
-    guard = start_python("from pipelines.stages.ray_guard import main; main()", stdin=subprocess.PIPE)
-    assert guard.stdin is not None
-    guard.stdin.write(json.dumps(processes).encode() + b"\n")
-    return guard

@@ -24,23 +24,23 @@ def main() -> None:
     left = {int(pid): began for pid, began in json.loads(sys.stdin.readline()).items()}
     sys.stdin.read()
     deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline and _alive(left):
+    while time.monotonic() < deadline and _find_alive(left):
         time.sleep(0.1)
-    for pid in _alive(left):
+    for pid in _find_alive(left):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _alive(known: dict[int, str]) -> list[int]:
+def _find_alive(known: dict[int, str]) -> list[int]:
     """Return which of these processes are alive; a number may have been given to another since."""
-    return [pid for pid, began in known.items() if (facts := _facts(pid)) is not None and facts[1] == began]
+    return [pid for pid, began in known.items() if (facts := _read_facts(pid)) is not None and facts[1] == began]
 
 
 def descendants(parent: int) -> dict[int, str]:
     """Return the start times of all processes below `parent`."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        facts = _facts(int(entry.name))
+        facts = _read_facts(int(entry.name))
         if facts is not None:
             parents[int(entry.name)] = facts
     found: dict[int, str] = {}
@@ -51,7 +51,7 @@ def descendants(parent: int) -> dict[int, str]:
     return found
 
 
-def _facts(pid: int) -> tuple[int, str] | None:
+def _read_facts(pid: int) -> tuple[int, str] | None:
     """Return the parent and the start time of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

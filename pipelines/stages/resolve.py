@@ -29,7 +29,12 @@ def longest_episode(lakes: Sequence[Lake]) -> int | None:
 def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) -> EnvSettings:
     """Find the environment that filled `lakes`, unless `env` names one. The listener gets a warning if there are
     several, or if the named one is not among them."""
-    found = _environments(lakes)
+    found: list[dict[str, Any]] = []  # without names that only an imported dataset gave
+    for lake in lakes:
+        for record in collectors.read_all(lake).values():
+            each = {key: value for key, value in (record.get("env") or {}).items() if key != "source"}
+            if isinstance(each.get("name"), str) and each["name"] and each not in found and _exists(each["name"]):
+                found.append(each)
     named = env.name
     if not found or (named and any(not differences(env, each) for each in found)):
         return env
@@ -38,7 +43,8 @@ def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) 
     if named and len(found) == 1:
         text = f"the run's environment is not the lake's: {'; '.join(differences(env, found[0]))}"
     else:
-        kinds = ", ".join(sorted(_describe_env(each) for each in found))
+        params = (" ".join(f"{key}={value}" for key, value in each.items() if key != "name") for each in found)
+        kinds = ", ".join(sorted(f"{each['name']} {text}".strip() for each, text in zip(found, params, strict=True)))
         text = f"the lakes were filled in {len(found)} environments ({kinds})"
         text += f", not in '{named}'" if named else "; evaluate will need --env"
     listener(Notice(text=text, level="warning"))
@@ -55,23 +61,6 @@ def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
         for key in sorted({**mine, **theirs})
         if mine.get(key) != theirs.get(key)
     ]
-
-
-def _describe_env(env: Mapping[str, Any]) -> str:
-    params = " ".join(f"{key}={value}" for key, value in env.items() if key != "name")
-    return f"{env['name']} {params}".strip()
-
-
-def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
-    """List the distinct environments recorded by collectors of `lakes`, except names that only an imported dataset
-    gave."""
-    found: list[dict[str, Any]] = []
-    for lake in lakes:
-        for record in collectors.read_all(lake).values():
-            env = {key: value for key, value in (record.get("env") or {}).items() if key != "source"}
-            if isinstance(env.get("name"), str) and env["name"] and env not in found and _exists(env["name"]):
-                found.append(env)
-    return found
 
 
 def _exists(name: str) -> bool:

@@ -1,5 +1,6 @@
 """run: run a recipe's stages, epoch by epoch, in one process that keeps environments, model and data view open, or
-with several ranks that train together (`run_ranks`).
+with several ranks. Rank 0 carries out the stages, and the others take part in those that train. They are started once,
+with the command, and wait for orders between two train stages, with model and data open.
 
 Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so repeating
 the command resumes an interrupted chain: finished stages are skipped. `chain.json` records only which one-off stages
@@ -12,7 +13,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,11 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.data.mixture import Share
 from pipelines.envs.env import Env
-from pipelines.errors import UsageError
+from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.make import open_importer
 from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
@@ -43,13 +45,12 @@ from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
 from pipelines.runs.progress import record_progress
 from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
-from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
+from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel
 from pipelines.stages.collectors import make_collectors
 from pipelines.stages.forecast import Forecast
-from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan, work_of
+from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
-from pipelines.stages.run_ranks import TrainOrder
 from pipelines.stages.train import describe_lakes
 from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
@@ -75,10 +76,10 @@ def run(
     if count_ranks() > 1:
         ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
     if not is_main():
-        return run_ranks.take_part(run, listener)
+        return _take_part(run, listener)
     try:
         with ranks.send_orders() as give:
-            result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe, give=give)
+            result = _run_chain(settings, run=run, listener=listener, fresh=fresh, recipe=recipe, give=give)
         ranks.leave()
     except Exception:
         if settings.report:
@@ -90,7 +91,29 @@ def run(
     return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, draw_trajectory)])
 
 
-def _run(
+def _take_part(run: Path, listener: Listener) -> Result:
+    """Train whenever rank 0 does, until it has carried out the chain."""
+    trainer, opened, started = None, dict[Path | str, Lake](), time.monotonic()
+    for order in ranks.receive_orders():
+        with ranks.raise_together():
+            if trainer is None:
+                trainer = Trainer(order.settings, RunDirectory(run), order.spaces)
+            if trainer.learner.update != order.update:
+                raise StageFailed(
+                    f"it has checkpoint {trainer.learner.update} of '{run}', but rank 0 has {order.update}",
+                    hint="all ranks need the same directory of the run",
+                )
+            lakes = []
+            for place, share in order.lakes:
+                opened[place] = opened.get(place) or Lake(place)
+                lakes.append((opened[place], share))
+        assert trainer is not None
+        trainer.train(trainer.draw_from(lakes, listener), order.target, listener)
+    ranks.leave()
+    return Result(command="run", status="done", run=run, seconds=time.monotonic() - started)
+
+
+def _run_chain(
     settings: Settings,
     *,
     run: Path,
@@ -135,12 +158,16 @@ def _run(
         train = with_window(train, settings.agent, horizon, listener)
         settings = settings.model_copy(update={"train": train})
         if fresh:
-            _erase(directory)
+            own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
+            for product in (directory.path / name for name in own):
+                shutil.rmtree(product, ignore_errors=True)
+            for name in ("metrics.jsonl", "track.json", "chain.json", progress.NAME, live.NAME):
+                (directory.path / name).unlink(missing_ok=True)
         directory.record("run", settings, fresh=fresh, recipe=recipe)
         steps = plan(settings)
         ledger = ChainLedger(directory.path / "chain.json")
         left = steps[ledger.passed :]
-        forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=ledger.passed)
+        forecast = Forecast([step.work for step in steps], epochs=settings.epochs, done=ledger.passed)
         with contextlib.ExitStack() as stack:
             recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
@@ -153,6 +180,22 @@ def _run(
                 forecast.finish()
                 ledger.advance(spent)
             return runner.summary(seconds=time.monotonic() - started, status="done" if left else "skipped")
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """A train stage for all ranks: train from `update` to `target` on lakes with their shares."""
+
+    settings: Settings
+    spaces: Spaces
+    lakes: tuple[tuple[Path | str, Share], ...]
+    update: int
+    target: int
+
+    @classmethod
+    def of(cls, trainer: Trainer, lakes: tuple[tuple[Path | str, Share], ...], target: int) -> TrainOrder:
+        """Describe what rank 0's trainer is about to do."""
+        return cls(trainer.settings, trainer.learner.spaces, lakes, trainer.learner.update, target)
 
 
 class ChainRunner:
@@ -201,11 +244,12 @@ class ChainRunner:
         if figures is None or figures is before:  # nothing was left to do
             figures = {}
         if stage == "collect":
-            acting = figures.get("seconds", 0.0)
-            shares = {"env": figures.get("env_share", 0.0), "policy": figures.get("policy_share", 0.0)}
-            return _parts(stage, seconds, {name: share * acting for name, share in shares.items()}, rest="other")
+            parts = {f"collect.{name}": figures.get(f"{name}_share", 0.0) for name in ("env", "policy")}
+            parts = {name: share * figures.get("seconds", 0.0) for name, share in parts.items()}
+            return parts | {"collect.other": max(0.0, seconds - sum(parts.values()))}
         if stage == "train":
-            return _parts(stage, seconds, {"data": figures.get("data_seconds", 0.0)}, rest="update")
+            data = figures.get("data_seconds", 0.0)
+            return {"train.data": data, "train.update": max(0.0, seconds - data)}
         return {stage: seconds}
 
     def _ingest(self, step: PlannedStage, listener: Listener) -> None:
@@ -408,7 +452,7 @@ class ChainRunner:
             figures["evaluated"] = f"update {last.update:,}, {last.standard}"
             figures |= {"evaluated_update": last.update, "evaluated_split": last.split}
             figures |= {key: last.metrics[key] for key in (*_SCORES, *_GAPS) if key in last.metrics}
-            figures |= _other_way(last, evaluations)
+            figures |= _compare_modes(last, evaluations)
         if (random := stored.random_play) is not None:
             figures["random_return"] = random.return_mean
             if found is not None and (said := compare(found[0], random)):
@@ -419,7 +463,7 @@ class ChainRunner:
         return figures
 
 
-def _other_way(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+def _compare_modes(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """Return the scores of the same checkpoint on the same tasks acting the other way, greedily or sampled, where both
     were played and differ by more than their intervals."""
     wanted = replace(last.standard, greedy=not last.standard.greedy)
@@ -430,18 +474,3 @@ def _other_way(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str,
         return {}
     kept = ("return_mean", "return_ci95", "success_mean", "success_ci95")
     return {f"{mode_name(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}
-
-
-def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str) -> dict[str, float]:
-    """Return the seconds of the parts of a stage; what is not in `parts` is its `rest`."""
-    found = {f"{stage}.{name}": value for name, value in parts.items()}
-    return found | {f"{stage}.{rest}": max(0.0, seconds - sum(found.values()))}
-
-
-def _erase(directory: RunDirectory) -> None:
-    own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
-    for product in (directory.path / name for name in own):
-        shutil.rmtree(product, ignore_errors=True)
-    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME, live.NAME)
-    for file in (directory.path / name for name in records):
-        file.unlink(missing_ok=True)

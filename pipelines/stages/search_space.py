@@ -65,8 +65,8 @@ def read_space(path: Path) -> list[Dimension]:
     problems: list[str] = []
     found = [
         dimension
-        for key, table in _tables(read_toml(path), "")
-        if (dimension := _dimension(key, table, problems)) is not None
+        for key, table in _list_tables(read_toml(path), "")
+        if (dimension := _read_dimension(key, table, problems)) is not None
     ]
     if not found and not problems:
         problems.append("there is no table such as [train.learning_rate]")
@@ -75,20 +75,18 @@ def read_space(path: Path) -> list[Dimension]:
     return found
 
 
-def _tables(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _list_tables(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, Mapping) and not _KEYS & {name for name, part in value.items() if _is_leaf(part)}:
-            yield from _tables(value, key)
+        if isinstance(value, Mapping) and not _KEYS & {
+            name for name, part in value.items() if not isinstance(part, Mapping)
+        }:
+            yield from _list_tables(value, key)
         else:
             yield key, value
 
 
-def _is_leaf(value: Any) -> bool:
-    return not isinstance(value, Mapping)
-
-
-def _dimension(key: str, table: Any, problems: list[str]) -> Dimension | None:
+def _read_dimension(key: str, table: Any, problems: list[str]) -> Dimension | None:
     before = len(problems)
     if not isinstance(table, Mapping):
         problems.append(f"{key}: a table with low and high, or with choices, is expected")

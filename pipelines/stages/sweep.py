@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import time
@@ -55,7 +56,7 @@ def cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = list(cells[0]) if cells else []
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
-    names = ["-".join(f"{short[key]}-{_plain(value)}" for key, value in cell.items()) for cell in cells]
+    names = ["-".join(f"{short[key]}-{_as_file_name(value)}" for key, value in cell.items()) for cell in cells]
     if len(set(names)) < len(names) or max(map(len, names), default=0) > _LONGEST_NAME:
         names = [f"{place:04d}-seed-{cell['seed']}" for place, cell in enumerate(cells)]
     return names
@@ -98,14 +99,20 @@ def run(
                 listener(Progress(stage="sweep", done=done, total=len(planned), unit="runs"))
                 time.sleep(_POLL_SECONDS)
     failed = [each for each in ended if each.code != 0]
-    rows = summaries([each.path for each in planned if each.path.is_dir()], metric=metric)
+    begun = [each.path for each in planned if each.path.is_dir()]
+    rows, tables = summaries(begun, metric=metric), []
+    if failed:
+        lines = [[each.planned.path, each.code, each.error] for each in failed]
+        tables.append(Table(title="failed", columns=("run", "exit code", "error"), rows=lines))
+    with contextlib.suppress(InputMissing):  # without evaluations there is nothing to compare
+        tables += compare(begun, metric=metric).tables
     result = Result(
         command="sweep",
         status="failed" if failed else "done" if ended else "skipped",
         run=directory,
         metrics={"planned": len(planned), "done": skipped + len(ended) - len(failed), "failed": len(failed)}
         | {"runs": [brief(row) for row in rows]},
-        tables=[*_failures(failed), *_comparison(planned, metric)],
+        tables=tables,
         seconds=time.monotonic() - began,
     )
     if failed:
@@ -132,17 +139,5 @@ def brief(row: Row) -> Row:
     return {key: row[key] for key in ("run", "state", "score", "score_low", "score_high", "updates", "seed", "reason")}
 
 
-def _failures(failed: Sequence[EndedRun]) -> list[Table]:
-    rows = [[each.planned.path, each.code, each.error] for each in failed]
-    return [Table(title="failed", columns=("run", "exit code", "error"), rows=rows)] if rows else []
-
-
-def _comparison(planned: Sequence[PlannedRun], metric: str) -> list[Table]:
-    try:
-        return list(compare([each.path for each in planned if each.path.is_dir()], metric=metric).tables)
-    except InputMissing:  # without evaluations there is nothing to compare
-        return []
-
-
-def _plain(value: Any) -> str:
+def _as_file_name(value: Any) -> str:
     return re.sub(r"[^\w.+]+", "_", format_setting(value)).strip("_.") or "none"

@@ -108,7 +108,7 @@ def run(
                     recorded.enter_context(trainer.publishing(opened[0], listen))
             metrics = trainer.train(data, train.steps, listen)
         if is_main():
-            metrics |= _returns_of(opened, where=train.where, listener=listener)
+            metrics |= _measure_returns(opened, where=train.where, listener=listener)
         if ranks.size() > 1:
             metrics["ranks"] = ranks.size()
         ranks.leave()
@@ -123,7 +123,7 @@ def run(
     )
 
 
-def _returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
+def _measure_returns(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
     """Return the mean return and the number of finished original episodes of `lakes` of which a piece matches `where`;
     empty if there are none, or if a store cannot be read."""
     text = f"""select uids, "return" from episodes where complete and base_uid is null
@@ -182,7 +182,12 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
     InputMissing if one does not exist, or if their spaces differ; UsageError if one is named twice.
     """
     if follow:
-        lakes = [wait_for(partial(_find_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
+
+        def find(place: Path | str) -> Lake | None:
+            lake = Lake.find(place)
+            return lake if lake is not None and lake.schemas() else None
+
+        lakes = [wait_for(partial(find, source.place), f"lake '{source.place}'", listener) for source in sources]
     else:
         lakes = [Lake(source.place) for source in sources]
     refuse_twice(lakes)
@@ -212,38 +217,31 @@ def refuse_twice(lakes: Sequence[Lake]) -> None:
             raise UsageError(f"lake '{lake.name}' is named twice", hint="give each lake once, with its weight")
 
 
-def _find_begun(place: Path | str) -> Lake | None:
-    lake = Lake.find(place)
-    return lake if lake is not None and lake.schemas() else None
-
-
 def describe_lakes(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
     """Describe the lakes of a training and their weights, for the run's record."""
+    urls = [lake.storage.url() for lake, _ in lakes]
+    places = [url if is_remote(url) else str(Path(url).resolve()) for url in urls]
     return [
-        {"id": lake.id, "lake": _location(lake), "weight": share.first, "last": share.last} for lake, share in lakes
+        {"id": lake.id, "lake": place, "weight": share.first, "last": share.last}
+        for (lake, share), place in zip(lakes, places, strict=True)
     ]
-
-
-def _location(lake: Lake) -> str:
-    url = lake.storage.url()
-    return url if is_remote(url) else str(Path(url).resolve())
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return a phrase for each difference between two such records; a lake recreated in place counts as the same."""
+
+    def is_same(old: dict[str, Any], new: dict[str, Any]) -> bool:
+        is_one = old["id"] == new["id"] or old["lake"] == new["lake"]
+        return is_one and (old["weight"], old["last"]) == (new["weight"], new["last"])
+
     gone, new = (
-        [each for each in some if not any(_same(each, other) for other in others)]
+        [each for each in some if not any(is_same(each, other) for other in others)]
         for some, others in ((before, after), (after, before))
     )
     return (
         *(f"--from-lake {_format_share(each)}: no longer given" for each in gone),
         *(f"--from-lake {_format_share(each)}: not given before" for each in new),
     )
-
-
-def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    one = old["id"] == new["id"] or old["lake"] == new["lake"]
-    return one and (old["weight"], old["last"]) == (new["weight"], new["last"])
 
 
 def _format_share(lake: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ that the journal has as running are the runs that were interrupted, and no trial
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -67,6 +68,134 @@ class Search:
     prune: bool = True
     confirm: int = 3
 
+    def open_study(self) -> Study:
+        """Open the study, as far as its journal was written whole. This process has the directory's lock."""
+        import warnings
+
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        path = self.directory / _STUDY
+        hint = "restore it from a copy, or choose another --run"
+        for left in self.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
+            with contextlib.suppress(OSError):
+                left.unlink()
+        if not os.path.lexists(path):
+            self.seal()  # before Optuna writes: a kill in between leaves a journal that goes on from nothing
+        with decoding(path, hint=hint), contextlib.suppress(FileNotFoundError):
+            content = read_limited(path)
+            seal = self.directory / _SEAL
+            if not seal.exists():
+                raise Mismatch(f"its checksum, '{seal.name}', is missing")
+            sealed = read_object(seal, _Seal)
+            if sealed is None or checksum(content[: sealed["bytes"]]) != sealed["sha256"]:
+                raise Mismatch("it is not as it was written")
+            if content and not content.endswith(b"\n"):  # a process was killed while it wrote
+                with path.open("r+b") as file:
+                    file.truncate(content.rfind(b"\n") + 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            with decoding(path, optuna.exceptions.OptunaError, hint=hint):
+                storage = JournalStorage(JournalFileBackend(str(path)))
+                for known in storage.get_all_studies():
+                    storage.get_all_trials(known._study_id, deepcopy=False)
+            started = max(self.trials // 4, min(self.trials, 5))
+            study = optuna.create_study(
+                storage=storage,
+                study_name="tune",
+                direction="maximize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if self.prune else optuna.pruners.NopPruner(),
+            )
+            # A resumed search must not draw what it has drawn: the stream depends on the number of trials.
+            study.sampler = optuna.samplers.TPESampler(
+                seed=self.seed + 1_000_003 * len(study.trials),
+                n_startup_trials=min(started, 10),
+                constant_liar=self.jobs > 1,
+            )
+        self.seal()
+        return study
+
+    def seal(self) -> None:
+        """Record the length and the checksum of the journal as it is now, since a flipped digit of a score is still a
+        number. What a process that was killed appended afterwards is read as far as it was written whole."""
+        path = self.directory / _STUDY
+        content = read_limited(path) if path.exists() else b""
+        write_atomically(self.directory / _SEAL, json.dumps({"bytes": len(content), "sha256": checksum(content)}))
+
+    def require_same(self) -> None:
+        """Raise UsageError if trials of other settings, of another space or by another metric are in the directory:
+        the best of all trials would be chosen among scores that cannot be compared."""
+        if (self.directory / _STUDY).exists() and not (self.directory / RECORD).exists():
+            raise IntegrityError(
+                f"'{self.directory / RECORD}' is missing, so the settings of its trials are unknown",
+                hint="restore it from a copy, or choose another --run",
+            )
+        space = {each.key: {**asdict(each), "choices": list(each.choices)} for each in self.space}
+        require_shared_settings(
+            self.directory,
+            self.settings,
+            varied=[each.key for each in self.space],
+            may_change=keeps_scores,
+            also={"metric": self.metric, "space": space},
+        )
+
+    def place(self, number: int) -> Path:
+        return self.directory / f"trial-{number:04d}"
+
+    def find_best(self, study: Study) -> FrozenTrial:
+        try:
+            return study.best_trial
+        except ValueError:
+            raise StageFailed(
+                f"none of the {len(study.trials)} trials has a score", hint=f"see '{self.directory / 'logs'}'"
+            ) from None
+
+    def read_values(self, trial: FrozenTrial) -> dict[str, Any]:
+        return {each.key: each.read_stored(trial.params[each.key]) for each in self.space if each.key in trial.params}
+
+    def confirm_best(self, values: Values, logs: Path, listener: Listener) -> list[float]:
+        """Run the best settings with seeds that no trial used; return their scores."""
+        seeds = range(self.seed + 1, self.seed + 1 + self.confirm)
+        mark = hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:8]
+        folder = self.directory / f"best-{mark}"  # another best trial is confirmed in another place
+        planned = [self.plan({**values, "seed": seed}, folder / f"seed-{seed}") for seed in seeds]
+        waiting = [each for each in planned if not each.is_done]
+        ended: list[EndedRun] = []
+        with RunProcesses(self.command, jobs=self.jobs, logs=logs) as processes:
+            while waiting or not processes.is_idle:
+                while waiting and not processes.is_full:
+                    processes.start(waiting.pop(0))
+                ended += processes.take_ended()
+                done = sum(each.is_done for each in planned) if ended else 0
+                listener(Progress(stage="confirm", done=done, total=len(planned), unit="runs"))
+                time.sleep(_POLL_SECONDS)
+        if failed := [each for each in ended if each.code != 0]:
+            raise failure(failed, len(planned), logs)
+        scores = [read_score(each.path, self.metric) for each in planned]
+        return [score for score in scores if score is not None]
+
+    def tabulate(self, study: Study, score: ScoreInterval | None, count: int) -> list[Table]:
+        """Tabulate the best trials, and the confirmation: the mean score of `count` runs with fresh seeds."""
+        from optuna.trial import TrialState
+
+        ranked = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: -(trial.value or 0.0))
+        keys = [dimension.key for dimension in self.space]
+        rows = []
+        for trial in ranked[:_SHOWN]:
+            values = self.read_values(trial)
+            cells = [values.get(key) for key in keys]
+            shown = (cell if isinstance(cell, int | float | str) else str(cell) for cell in cells)
+            rows.append([f"trial-{trial.number:04d}", trial.value, *shown])
+        found = [Table(title="best trials", columns=["trial", self.metric, *keys], rows=rows)]
+        if score is not None:
+            rows = [["the best trial (chosen, so biased upwards)", 1, study.best_trial.value, None, None]]
+            rows.append(["the same settings, fresh seeds", count, score.value, score.low, score.high])
+            columns = ("", "runs", f"mean of {self.metric}", "95% low", "95% high")
+            found.append(Table(title="confirmation", columns=columns, rows=rows))
+        return found
+
 
 @dataclass(kw_only=True)
 class _Trial:
@@ -87,13 +216,14 @@ def run(search: Search, *, listener: Listener = silent) -> Result:
     _require_optuna()
     logs = search.directory / "logs"
     with exclusive(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
-        _require_same_search(search)
-        study = _open(search)
+        search.require_same()
+        study = search.open_study()
         with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
             _Tuner(search, study, processes, listener).carry_out()
-        best = _best(study, search)
-        confirmed = _confirm(search, _values(best, search), logs, listener)
+        best = search.find_best(study)
+        confirmed = search.confirm_best(search.read_values(best), logs, listener)
     score = aggregate({"": confirmed}, "mean") if confirmed else None
+    interval = None if score is None or score.low is None else [score.low, score.high]
     states = [trial.state.name.lower() for trial in study.trials]
     return Result(
         command="tune",
@@ -103,13 +233,13 @@ def run(search: Search, *, listener: Listener = silent) -> Result:
             **{name: states.count(name) for name in ("complete", "pruned", "fail")},
             "best": {
                 "trial": best.number,
-                "run": str(_place(search, best.number)),
+                "run": str(search.place(best.number)),
                 search.metric: best.value,
-                "settings": _values(best, search),
+                "settings": search.read_values(best),
             },
-            "confirmed": _confirmation(score, confirmed),
+            "confirmed": None if score is None else {"mean": score.value, "ci95": interval, "scores": confirmed},
         },
-        tables=[*_tables(study, search), *_confirmation_table(score, confirmed, best, search)],
+        tables=search.tabulate(study, score, len(confirmed)),
         seconds=time.monotonic() - began,
     )
 
@@ -167,7 +297,7 @@ class _Tuner:
         return found
 
     def _plan(self, number: int, identity: int, values: Values) -> _Trial:
-        planned = self._search.plan({**values, "seed": self._search.seed}, _place(self._search, number))
+        planned = self._search.plan({**values, "seed": self._search.seed}, self._search.place(number))
         return _Trial(number=number, id=identity, planned=planned)
 
     def _begin(self, trial: _Trial) -> None:
@@ -214,7 +344,7 @@ class _Tuner:
             text = f"{name} failed: {error}"
             if len(self._failed) >= 3 and not self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
-        _seal(self._search)
+        self._search.seal()
         self._listener(Notice(stage="tune", text=text))
 
 
@@ -228,167 +358,8 @@ def _require_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def _open(search: Search) -> Study:
-    """Open the study, as far as its journal was written whole. This process has the directory's lock."""
-    import warnings
-
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    path = search.directory / _STUDY
-    hint = "restore it from a copy, or choose another --run"
-    for left in search.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
-        with contextlib.suppress(OSError):
-            left.unlink()
-    if not os.path.lexists(path):
-        _seal(search)  # before Optuna writes: a kill in between leaves a journal that goes on from nothing
-    with decoding(path, hint=hint), contextlib.suppress(FileNotFoundError):
-        content = read_limited(path)
-        _require_as_written(search.directory / _SEAL, content)
-        if content and not content.endswith(b"\n"):  # a process was killed while it wrote
-            with path.open("r+b") as file:
-                file.truncate(content.rfind(b"\n") + 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        with decoding(path, optuna.exceptions.OptunaError, hint=hint):
-            storage = JournalStorage(JournalFileBackend(str(path)))
-            for known in storage.get_all_studies():
-                storage.get_all_trials(known._study_id, deepcopy=False)
-        started = max(search.trials // 4, min(search.trials, 5))
-        study = optuna.create_study(
-            storage=storage,
-            study_name="tune",
-            direction="maximize",
-            load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner(),
-        )
-        # A resumed search must not draw what it has drawn: the stream depends on the number of trials.
-        study.sampler = optuna.samplers.TPESampler(
-            seed=search.seed + 1_000_003 * len(study.trials),
-            n_startup_trials=min(started, 10),
-            constant_liar=search.jobs > 1,
-        )
-    _seal(search)
-    return study
-
-
-def _seal(search: Search) -> None:
-    """Record the length and the checksum of the journal as it is now: a flipped digit of a score is still a number.
-    What a process that was killed appended afterwards is read as far as it was written whole."""
-    path = search.directory / _STUDY
-    content = read_limited(path) if path.exists() else b""
-    write_atomically(search.directory / _SEAL, json.dumps({"bytes": len(content), "sha256": checksum(content)}))
-
-
-def _require_as_written(seal: Path, content: bytes) -> None:
-    """Raise Mismatch unless `content` begins with what was sealed."""
-    if not seal.exists():
-        raise Mismatch(f"its checksum, '{seal.name}', is missing")
-    known = read_object(seal, _Seal)
-    if known is None or checksum(content[: known["bytes"]]) != known["sha256"]:
-        raise Mismatch("it is not as it was written")
-
-
-def _require_same_search(search: Search) -> None:
-    """Raise UsageError if trials of other settings, of another space or by another metric are in the directory: the
-    best of all trials would be chosen among scores that cannot be compared."""
-    if (search.directory / _STUDY).exists() and not (search.directory / RECORD).exists():
-        raise IntegrityError(
-            f"'{search.directory / RECORD}' is missing, so the settings of its trials are unknown",
-            hint="restore it from a copy, or choose another --run",
-        )
-    space = {each.key: {**asdict(each), "choices": list(each.choices)} for each in search.space}
-    require_shared_settings(
-        search.directory,
-        search.settings,
-        varied=[each.key for each in search.space],
-        may_change=keeps_scores,
-        also={"metric": search.metric, "space": space},
-    )
-
-
-def _place(search: Search, number: int) -> Path:
-    return search.directory / f"trial-{number:04d}"
-
-
 def read_score(run: Path, metric: str) -> float | None:
     """Read the score of a trial, of its last evaluation by its own settings; None without one."""
     found = last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
     score = found[0].score(metric) if found is not None else None
     return None if score is None else score.value
-
-
-def _best(study: Study, search: Search) -> FrozenTrial:
-    try:
-        return study.best_trial
-    except ValueError:
-        raise StageFailed(
-            f"none of the {len(study.trials)} trials has a score", hint=f"see '{search.directory / 'logs'}'"
-        ) from None
-
-
-def _values(trial: FrozenTrial, search: Search) -> dict[str, Any]:
-    return {each.key: each.read_stored(trial.params[each.key]) for each in search.space if each.key in trial.params}
-
-
-def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> list[float]:
-    """Run the best settings with seeds that no trial used; return their scores."""
-    seeds = range(search.seed + 1, search.seed + 1 + search.confirm)
-    folder = search.directory / f"best-{_mark(values)}"
-    waiting = planned = [search.plan({**values, "seed": seed}, folder / f"seed-{seed}") for seed in seeds]
-    waiting = [each for each in planned if not each.is_done]
-    ended: list[EndedRun] = []
-    with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
-        while waiting or not processes.is_idle:
-            while waiting and not processes.is_full:
-                processes.start(waiting.pop(0))
-            ended += processes.take_ended()
-            done = sum(each.is_done for each in planned) if ended else 0
-            listener(Progress(stage="confirm", done=done, total=len(planned), unit="runs"))
-            time.sleep(_POLL_SECONDS)
-    if failed := [each for each in ended if each.code != 0]:
-        raise failure(failed, len(planned), logs)
-    scores = [read_score(each.path, search.metric) for each in planned]
-    return [score for score in scores if score is not None]
-
-
-def _mark(values: Values) -> str:
-    """Return a short name of some values: another best trial is confirmed in another place."""
-    import hashlib
-
-    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _confirmation(score: ScoreInterval | None, scores: Sequence[float]) -> dict[str, Any] | None:
-    if score is None:
-        return None
-    interval = None if score.low is None else [score.low, score.high]
-    return {"mean": score.value, "ci95": interval, "scores": list(scores)}
-
-
-def _tables(study: Study, search: Search) -> list[Table]:
-    from optuna.trial import TrialState
-
-    ranked = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: -(trial.value or 0.0))
-    keys = [dimension.key for dimension in search.space]
-    rows = []
-    for trial in ranked[:_SHOWN]:
-        values = _values(trial, search)
-        rows.append([f"trial-{trial.number:04d}", trial.value, *(_cell(values.get(key)) for key in keys)])
-    return [Table(title="best trials", columns=["trial", search.metric, *keys], rows=rows)]
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) else str(value)
-
-
-def _confirmation_table(
-    score: ScoreInterval | None, scores: Sequence[float], best: FrozenTrial, search: Search
-) -> list[Table]:
-    if score is None:
-        return []
-    rows = [["the best trial (chosen, so biased upwards)", 1, best.value, None, None]]
-    rows.append(["the same settings, fresh seeds", len(scores), score.value, score.low, score.high])
-    columns = ("", "runs", f"mean of {search.metric}", "95% low", "95% high")
-    return [Table(title="confirmation", columns=columns, rows=rows)]

@@ -72,7 +72,7 @@ def planned(amago: Amago) -> Amago:
     from pipelines.config.run_directory import RunDirectory
     from pipelines.rollout.environment import env_model
     from pipelines.stages.choices import Budget
-    from pipelines.stages.make_recipe import make_recipe, make_record
+    from pipelines.stages.make_recipe import make_recipe
 
     given = {"env": {"name": "tmaze", "corridor": 3}, "collect": {"workers": 0}}
 
@@ -80,7 +80,7 @@ def planned(amago: Amago) -> Amago:
         return resolve(merge(document, given), env_model=env_model)
 
     made = make_recipe(settings, given, Budget(steps=300))
-    RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=make_record(made, given))
+    RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=made.record(given))
     return amago
 
 

@@ -8,7 +8,7 @@ from amago_cli.render.animation import Animation, animation
 from pipelines.envs.env import EnvSpec
 from pipelines.evaluation.films import Film
 from pipelines.lake.spaces import Discrete, Spaces
-from pipelines.stages.filming import Watched
+from pipelines.stages.filming import WatchedEpisode
 
 
 def shown(sleep) -> tuple[Animation, io.StringIO]:
@@ -43,7 +43,7 @@ def test_of_an_environment_s_text_only_colors_reach_the_terminal() -> None:
     drawn = "\x1b[43mtaxi\x1b[0m\nroad\x1b[2J\x07"
     film = Film(frames=[drawn], task="task\x1b[2J")
     spec = EnvSpec(name="env", spaces=Spaces(observation={}, action=Discrete(n=2)))
-    shown = animation(Watched(film=film, spec=spec, update=3), episode=0, speed=1.0)
+    shown = animation(WatchedEpisode(film=film, spec=spec, update=3), episode=0, speed=1.0)
     assert "\x1b[43mtaxi\x1b[0m\nroad" in shown.frames[0]
     assert "\x1b[2J" not in shown.frames[0]
     assert "\x07" not in shown.frames[0]
