@@ -25,6 +25,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pydantic import Field
 
+from pipelines.config.run_directory import RunDirectory
 from pipelines.files.atomic import explained
 from pipelines.files.json import Form, parse_object
 from pipelines.files.locks import exclusive
@@ -111,7 +112,7 @@ def add_policy(
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
     """Read a collector's record; None if it cannot be read."""
     try:
-        return parse_object(lake.storage.read(_key(collector)), _CollectorRecord)
+        return parse_object(lake.storage.read(f"{FOLDER}/{quote(collector, safe='')}.json"), _CollectorRecord)
     except OSError:
         return None
 
@@ -167,11 +168,17 @@ def place(path: Path) -> dict[str, str]:
 
 def write(lake: Lake, record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the record of a collector; returns it. StageFailed if it cannot be written."""
-    key = _key(record["collector"])
+    key = f"{FOLDER}/{quote(record['collector'], safe='')}.json"
     with explained(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())
     return record
 
 
-def _key(collector: str) -> str:
-    return f"{FOLDER}/{quote(collector, safe='')}.json"
+def find_run(policy_id: str, recorded: Any, *known: Path | None) -> RunDirectory | None:
+    """Find the run that a policy came from: where the record of a collector says (`recorded`), or a known run."""
+    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
+    for place in (*places, *known):
+        run = RunDirectory(place) if place is not None else None
+        if run is not None and run.exists() and run.identity == policy_id:
+            return run
+    return None

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
-from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
+from pipelines.lake.footer import Footer, hash_names, prefetch_footers, read_footer, uid_array
 from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, positions
@@ -403,7 +403,7 @@ class LiveTable:
             length=table["length"].to_numpy().astype(np.uint32),
             first_step=table["first_step"].to_numpy().astype(np.uint32),
             bases=bases,
-            episode=episode_numbers(table),
+            episode=hash_names(table["episode"]),
         )
         copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._numbers(id)]
         if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file

@@ -32,7 +32,7 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.segment import StagedFiles, as_stored, checksum
+from pipelines.lake.segment import StagedFiles, checksum
 from pipelines.lake.wal import Log
 from pipelines.lake.writer import LOG_FORMAT
 
@@ -206,7 +206,7 @@ class OverlayWriter:
         """
         if not len(batch):
             return
-        values = {c.name: as_stored(c, batch.columns[c.name]) for c in self.columns}
+        values = {c.name: c.as_stored(batch.columns[c.name]) for c in self.columns}
         for column in self.columns:
             if values[column.name].shape != (int(batch.rows.sum()), *column.shape):
                 raise ValueError(f"column '{column.name}' has the shape {values[column.name].shape}")
@@ -325,12 +325,12 @@ class OverlayWriter:
         """Publish the staged files."""
         while self._staged:
             with explained(f"write a segment into '{self._storage.url()}'"):
-                id = segments.new_segment(self._folders, self._writer, self._sequence, overlay=True)
+                id = self._folders.name_segment(self._writer, self._sequence, overlay=True)
                 self._sequence += 1
                 assert self._log is not None
                 self._log.mark(id)
                 try:
-                    segments.publish(self._storage, self._staged[0], id)
+                    self._staged[0].publish(self._storage, id)
                 except BaseException:
                     with contextlib.suppress(OSError):
                         segments.drop_orphan(self._storage, id)

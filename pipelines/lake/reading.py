@@ -17,7 +17,7 @@ from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.schema import TRUNCATED
-from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
+from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.trajectory import Trajectory
 from pipelines.lake.uids import place_of, positions
 
@@ -89,7 +89,7 @@ class Reader:
     def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
         self.live = LiveTable(lake, listener)
-        self._files = OpenSegments(lake, check=require_sound if verify else None)
+        self._files = OpenSegments(lake, check=SegmentFile.require_sound if verify else None)
         self._rows: dict[str, dict[str, int]] = {}  # of open files: uid -> row of the footer's table
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.lake import segment as segments
-from pipelines.lake.folders import is_rewritten, list_all
+from pipelines.lake.folders import FolderChooser, is_rewritten, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import LakeLog, LogEntry, append, last_number, read_log
@@ -153,13 +152,13 @@ def test_a_maintainer_whose_lease_ran_out_cannot_expire(lake: Lake) -> None:
 def test_a_maintainer_whose_lease_ran_out_brings_nothing_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one lets a trajectory expire while it writes the merged segment."""
     written = list(fill(lake, [3, 4, 5], seal_every=1))
-    new_segment = segments.new_segment
+    name_segment = FolderChooser.name_segment
 
     def overtaken(*args: Any, **named: Any) -> str:
         append(lake.storage, LogEntry(time=1.0, trajectories={list_all(lake.storage)[0]: [written[0]]}))
-        return new_segment(*args, **named)
+        return name_segment(*args, **named)
 
-    monkeypatch.setattr(segments, "new_segment", overtaken)
+    monkeypatch.setattr(FolderChooser, "name_segment", overtaken)
     with pytest.raises(StageFailed, match="maintained by another process"):
         compact(lake)
     monkeypatch.undo()

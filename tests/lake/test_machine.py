@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipelines.data.view import View
 from pipelines.lake import folders, log, reading
 from pipelines.lake import segment as segments
+from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import lease, protect, protections
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
@@ -53,8 +54,8 @@ def small_folders() -> Iterator[None]:
 
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
-SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
-REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish"), (log, "_create")]
+SEALING = [(segments, "stage"), (Log, "mark"), (StagedFiles, "publish"), (Log, "drop")]
+REWRITING = [(segments, "stage_files"), (FolderChooser, "name_segment"), (StagedFiles, "publish"), (log, "_create")]
 SWEEPING = [(log, "_create"), (LocalStorage, "remove")]
 DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
 EVERYTHING = CompactionRules(settle_seconds=0.0)

@@ -30,7 +30,7 @@ from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.retention import expire_orphans
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, sweep
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import BlobCache, SegmentFile, as_stored, checksum, open_segment
+from pipelines.lake.segment import BlobCache, SegmentFile, checksum, open_segment
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -217,8 +217,8 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | Non
         schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
         file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
-        segments.require_cover(file)
-        if not np.array_equal(segments.check_trajectories(file, part.keep), part.keep):
+        file.require_cover()
+        if not np.array_equal(file.check_trajectories(part.keep), part.keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
     except IntegrityError as error:
         text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
@@ -265,7 +265,7 @@ class _Wide:
             if first + taken == last:
                 self._spans.pop(0)
             needed -= taken
-        values = as_stored(self._column, np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+        values = self._column.as_stored(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
         self.crc = checksum(values, self.crc)
         return values
 
@@ -299,7 +299,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     except BaseException:
         staged.discard()
         raise
-    id = segments.publish_new(lake.storage, FolderChooser(lake.storage), staged, writer, overlay=first.is_overlay)
+    id = staged.publish_new(lake.storage, FolderChooser(lake.storage), writer, overlay=first.is_overlay)
     held()
     moved = {source.id: id for source in sources}
     append(lake.storage, LogEntry(time=time.time(), reason="rewritten", moved=moved), after=position)
@@ -312,7 +312,7 @@ def _gather(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndar
         for start, stop in source.spans:
             out[filled : filled + stop - start] = source.file.columns[column.name][start:stop]
             filled += stop - start
-    return as_stored(column, out)
+    return column.as_stored(out)
 
 
 def _table(sources: Sequence[_SoundPart]) -> pa.Table:

@@ -32,7 +32,7 @@ from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance.retention import keep_expired, read_expired
 from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
+from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch
 from pipelines.lake.storage import LocalStorage, is_remote
 from pipelines.lake.uids import place_of, raw_uids
 
@@ -216,13 +216,13 @@ class _CopyJob:
                 blob = self._fetch(tmp, name, blob_key(id))
                 staged = StagedFiles(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
-            segments.require_cover(file)
-            wrong = segments.wrong_columns(file)
+            file.require_cover()
+            wrong = file.list_damaged_columns()
             if wrong:
                 where = self.source.storage.url(segment_key(id))
                 raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")
             size = sum(path.stat().st_size for path in (staged.main, blob) if path is not None)
-            segments.publish(self.target.storage, staged, id)
+            staged.publish(self.target.storage, id)
         except BaseException:
             staged.discard()
             segments.drop_orphan(self.target.storage, id)
@@ -249,7 +249,7 @@ class _CopyJob:
             self._read(base.hex())  # verifies what it shares with its base
             schema = self.source.schema(segment.schema_id)
             whole = self._reader.read(uid).columns
-            own = {column.name: as_stored(column, whole[column.name]) for column in schema.columns}
+            own = {column.name: column.as_stored(whole[column.name]) for column in schema.columns}
             row |= {"crc": _crc(own.values()), "base_uid": None, "base_offset": None}
         base = row["base_uid"]
         row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
@@ -266,7 +266,7 @@ class _CopyJob:
         segment, _ = self._reader.locate(uid)
         row, whole = dict(self._reader.row(uid)), self._reader.read(uid).columns
         columns = [column for column in self.source.schema(segment.schema_id).columns if column.name in segment.columns]
-        own = {column.name: as_stored(column, whole[column.name]) for column in columns}
+        own = {column.name: column.as_stored(whole[column.name]) for column in columns}
         if _crc(own.values()) != row["crc"]:
             raise IntegrityError(f"trajectory {uid} of lake '{self.source.name}' is damaged: it has a wrong checksum")
         return row, own
@@ -279,7 +279,7 @@ class _CopyJob:
             tmp = self.target.local / "tmp"
             staged = segments.stage(tmp, writer, schema_id, columns, items, sequence=0, overlay=overlay)
             size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
-            segments.publish_new(self.target.storage, self._folders, staged, writer, overlay=overlay)
+            staged.publish_new(self.target.storage, self._folders, writer, overlay=overlay)
             self.done.rewritten += len(items)
             self.done.trajectories += len(items)
             self.done.steps += sum(item.row["length"] for item in items)

@@ -64,7 +64,7 @@ def sweep(
     log.require_whole()
     with explained(f"remove files of '{lake.name}'"):
         names = {f"{hour}/{name}" for hour, found in list_names(storage).items() for name in found}
-        listed = set(segment_ids(f"{ROOT}/{name}" for name in names))
+        listed = set(segment_ids("", names))
         unfinished = sorted(id for id in listed if not log.is_finished(id) and id not in log.whole)
         if unfinished:  # also keeps a maintainer whose lease ran out from finishing it
             append(storage, LogEntry(time=now, reason="left unfinished", segments=unfinished), after=log.last)

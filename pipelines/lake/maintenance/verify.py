@@ -92,7 +92,7 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     """Read every segment and compare checksums; mark the damaged ones. Damage is reported, not raised; InputMissing for
     segments of a newer format.
     """
-    known = catalog.recall_segments(lake)  # before segments are listed
+    known = catalog.SqlIndex(lake).recall_segments()  # before segments are listed
     log = LakeLog(lake.storage, lake.id, listener)
     log.refresh()
     ids = [id for id in list_all(lake.storage) if id not in log.whole]
@@ -138,7 +138,7 @@ def _find_missing(lake: Lake, known: Mapping[str, int], log: LakeLog) -> dict[st
     """
     gone = known.keys() - set(list_all(lake.storage))
     log.refresh()  # again: an entry comes before its files go
-    if not gone or log.forgot_at >= catalog.read_index_time(lake):  # it no longer says which segments expired
+    if not gone or log.forgot_at >= catalog.SqlIndex(lake).read_time():  # it no longer says which segments expired
         return {}
     replaced: set[str] = set()
     for id in filter(is_rewritten, list_all(lake.storage)):
@@ -162,13 +162,13 @@ def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
         uids = footer.uids()
         file = _open(lake, id, footer)
     except IntegrityError as error:
-        known = tuple(hex_uids(uids)) or tuple(catalog.recall_uids(lake, id))
+        known = tuple(hex_uids(uids)) or tuple(catalog.SqlIndex(lake).recall_uids(id))
         return uids, _CorruptSegment(segment=id, reason=str(error), trajectories=known)
-    wrong = segments.wrong_columns(file)
+    wrong = file.list_damaged_columns()
     if not wrong:
         return uids, None
     reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-    damaged = tuple(hex_uids(uids[~segments.check_trajectories(file)]))
+    damaged = tuple(hex_uids(uids[~file.check_trajectories()]))
     return uids, _CorruptSegment(segment=id, reason=reason, trajectories=tuple(hex_uids(uids)), damaged=damaged)
 
 
@@ -181,7 +181,7 @@ def _open(lake: Lake, id: str, footer: Footer) -> SegmentFile:
             raise
         raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
     file = open_segment(lake.storage, id, columns)
-    segments.require_cover(file)
+    file.require_cover()
     return file
 
 
@@ -220,7 +220,7 @@ def _remember(lake: Lake, id: str) -> None:
     """Keep what the index knows of a segment whose footer cannot be read: the index will forget it, and repair needs
     it.
     """
-    known = catalog.recall_footer(lake, id)
+    known = catalog.SqlIndex(lake).recall_footer(id)
     if known is None or lake.storage.exists(_memory_key(id)):
         return
     facts, table = known
@@ -319,8 +319,8 @@ def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, liste
             if _readable(lake, id) or _restore(lake, id, held):
                 footer = read_footer(lake.storage, id)
                 file = _open(lake, id, footer)
-                keep = segments.check_trajectories(file)
-                if keep.all() and not segments.wrong_columns(file):
+                keep = file.check_trajectories()
+                if keep.all() and not file.list_damaged_columns():
                     release(lake, id)
                     return id
                 wanted = log.select_unexpired(id, footer.uids())
@@ -365,7 +365,7 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     if not stream.schema.equals(arrow_schema(plain)) or batch.num_rows != rows.sum():
         return False
     values = {column.name: to_numpy(column, batch.column(place)) for place, column in enumerate(plain)}
-    stored = {column.name: segments.as_stored(column, values[column.name]) for column in plain}
+    stored = {column.name: column.as_stored(values[column.name]) for column in plain}
     crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in stored.items()}
     tmp, name = lake.local / "tmp", f"{REWRITTEN}.{secrets.token_hex(4)}"
 
@@ -377,9 +377,9 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     draft = write({name: crcs.get(name) for name in order})
     try:
         file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
-        segments.require_cover(file)
-        crcs |= {column.name: segments.column_checksum(file, column.name) for column in wide}
-        vouched = bool(segments.check_trajectories(file).all())
+        file.require_cover()
+        crcs |= {column.name: file.compute_checksum(column.name) for column in wide}
+        vouched = bool(file.check_trajectories().all())
     except IntegrityError:
         return False
     finally:

@@ -8,14 +8,16 @@ same in any context. Messages show the user's text with a mark under the place.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import IntegrityError, StageFailed, UsageError
@@ -23,8 +25,10 @@ from pipelines.events import Listener, silent
 from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
 from pipelines.lake.arrow import table_of_objects
+from pipelines.lake.schema import Column
+from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.sql.steps import DERIVED, StepTable
+from pipelines.lake.sql.steps import DERIVED, StepTable, sql_type, to_sql_array
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -51,6 +55,7 @@ create or replace temp view lineage as
 select segment, collector, policy_id, policy_version, count(*) as trajectories, sum(length)::bigint as steps, run
 from trajectories left join collectors using (collector) group by all
 """
+_CHANGES = "a lake is changed by commands, never by SQL"
 _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
 _UNREADABLE = re.compile(r"Corrupt database|Could not read|^(INTERNAL|FATAL|Serialization) Error")  # the index
 _LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
@@ -103,7 +108,7 @@ def answer(
     explains = len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN
     inner = text[_EXPLAIN.match(text).end() :] if explains and _EXPLAIN.match(text) else text  # type: ignore[union-attr]
     if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise _not_a_query()
+        raise UsageError("SQL: one SELECT is expected", hint=_CHANGES)
     with in_users_words({1: text}):
         offer(connection, lake, inner, listener)
         result = connection.execute(text)
@@ -212,7 +217,7 @@ def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listene
     """Register the tables that the query uses and that are not in the index. UsageError if it is not harmless."""
     found = parse_query(connection, query)
     if found is None:
-        raise _not_a_query()
+        raise UsageError("SQL: one SELECT is expected", hint=_CHANGES)
     for name in ("runs", "checkpoints", "metrics"):
         if name in found.tables or found.lists:
             connection.register(name, _read_run_table(name, lake.run))
@@ -223,72 +228,54 @@ def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listene
         _offer_steps(connection, lake, query, listener)
 
 
-def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener) -> None:
-    """Register `steps` such that only what the query's plan needs is read from the segments."""
-    steps = StepTable(lake, listener)
-    wide, scans = False, None
-    try:
-        scans = _scans(connection, steps.schema(wide=False), query)
-    except duckdb.BinderException:  # it may name a wide column; otherwise it fails again
-        wide = True
-        with contextlib.suppress(duckdb.Error):
-            scans = _scans(connection, steps.schema(wide=True), query)
-    wanted = {name for scan in scans or () for name in scan.columns}
-    only = scans[0].conditions if scans and len(scans) == 1 else []
-
-    def trajectories() -> Iterator[pa.RecordBatch]:
-        cursor = connection.cursor()
-        for base in (False, True):
-            yield from cursor.execute(_trajectories(wanted, only, overlays=base)).to_arrow_reader(10_000)
-
-    connection.register("steps", steps.stream(trajectories, wanted, wide=wide))
-
-
-def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) -> str:
-    """Return the query for the trajectories that may meet the conditions, as `StepTable.batches` needs them."""
-    columns = [
-        "segment",
-        "schema",
-        "row0",
-        "length",
-        "first_step",
-        *(name for name in DERIVED if name in wanted and name != "t"),
-    ]
-    where = " and ".join(["base_uid is " + ("not null" if overlays else "null"), *conditions])
-    if not overlays:
-        return (
-            f"select {', '.join(columns)}, segment as base_segment, row0 as base_row0 from trajectories where {where}"
-        )
-    return f"""
-        select {", ".join(f"t.{name}" for name in columns)}, b.segment as base_segment,
-               b.row0 + t.base_offset as base_row0
-        from (select * from trajectories where {where}) t join trajectories b on b.uid = t.base_uid
-        order by t.segment, t.row0
-    """
-
-
-class _Scan:
-    """A scan of `steps` in a plan: its columns, and conditions that hold for all rows that matter.
-
-    Only conditions that DuckDB wrote as comparisons of a column of the table `trajectories` with constants are used.
-    """
-
-    def __init__(self, details: Mapping[str, Any], names: list[str]) -> None:
-        filters = _texts(details.get("Filters"))
-        self.columns = {*_texts(details.get("Projections"))}
-        self.columns |= {name for name in names for text in filters if name.lower() in text.lower()}
-        plain = (text.removeprefix("optional: ") for text in filters)
-        self.conditions = [f"({text})" for text in plain if _COMPARISON.fullmatch(text)]
-
-
 _LITERAL = r"(?:'(?:[^']|'')*'|-?\d+)"
 _TERM = rf"(?:uid|env|task|policy_version)(?:=|<>|!=|>=|<=|>|<){_LITERAL}"
 _IN = rf"(?:uid|env|task|policy_version) IN \({_LITERAL}(?:, {_LITERAL})*\)"
 _COMPARISON = re.compile(rf"{_TERM}(?: AND {_TERM})*|{_TERM}(?: OR {_TERM})*|{_IN}")
 
 
-def _scans(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, query: str) -> list[_Scan]:
-    """Return the scans of Arrow tables in the plan of a query, if `steps` has this schema."""
+def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener) -> None:
+    """Register `steps` such that only what the query's plan needs is read from the segments."""
+    steps = StepTable(lake, listener)
+    wide, scans = False, None
+    try:
+        scans = _read_scans(connection, steps.schema(wide=False), query)
+    except duckdb.BinderException:  # it may name a wide column; otherwise it fails again
+        wide = True
+        with contextlib.suppress(duckdb.Error):
+            scans = _read_scans(connection, steps.schema(wide=True), query)
+    wanted = {name for columns, _ in scans or () for name in columns}
+    columns = ["segment", "schema", "row0", "length", "first_step"]
+    columns += [name for name in DERIVED if name in wanted and name != "t"]
+    conditions = " and ".join(["true", *(scans[0][1] if scans and len(scans) == 1 else ())])
+    originals = f"""
+        select {", ".join(columns)}, segment as base_segment, row0 as base_row0
+        from trajectories where base_uid is null and {conditions}
+    """
+    overlays = f"""
+        select {", ".join(f"t.{name}" for name in columns)}, b.segment as base_segment,
+               b.row0 + t.base_offset as base_row0
+        from (select * from trajectories where base_uid is not null and {conditions}) t
+        join trajectories b on b.uid = t.base_uid
+        order by t.segment, t.row0
+    """
+
+    def trajectories() -> Iterator[pa.RecordBatch]:
+        cursor = connection.cursor()
+        for text in (originals, overlays):
+            yield from cursor.execute(text).to_arrow_reader(10_000)
+
+    connection.register("steps", steps.stream(trajectories, wanted, wide=wide))
+
+
+def _read_scans(
+    connection: duckdb.DuckDBPyConnection, schema: pa.Schema, query: str
+) -> list[tuple[set[str], list[str]]]:
+    """Return, for each scan of an Arrow table in the plan of a query if `steps` has this schema, its columns, and
+    conditions that hold for all rows that matter.
+
+    Only conditions that DuckDB wrote as comparisons of a column of the table `trajectories` with constants are used.
+    """
     connection.register("steps", schema.empty_table())
     try:
         rows = connection.execute(f"explain (format json) {query}").fetchall()
@@ -302,12 +289,12 @@ def _scans(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, query: str)
             continue
         waiting += node["children"]
         if node["name"].strip() == "ARROW_SCAN":
-            found.append(_Scan(node["extra_info"], schema.names))
+            listed = (node["extra_info"].get(name) or [] for name in ("Filters", "Projections"))
+            filters, columns = ([texts] if isinstance(texts, str) else texts for texts in listed)
+            columns = {*columns, *(name for name in schema.names for text in filters if name.lower() in text.lower())}
+            plain = (text.removeprefix("optional: ") for text in filters)
+            found.append((columns, [f"({text})" for text in plain if _COMPARISON.fullmatch(text)]))
     return found
-
-
-def _texts(value: Any) -> list[str]:
-    return [] if not value else [value] if isinstance(value, str) else list(value)
 
 
 @contextlib.contextmanager
@@ -360,20 +347,16 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
         if _UNREADABLE.search(str(error)):
             raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is rebuilt") from error
-        raise UsageError(f"SQL: {_translate(str(error), texts)}") from error
-
-
-def _translate(message: str, texts: Mapping[int, str]) -> str:
-    found = _EXCERPT.search(message)
-    if found is None:
-        return message
-    said, line = message[: found.start()], int(found[1])
-    for first, text in texts.items():
-        if first <= line <= first + text.count("\n"):
-            head = f"LINE {line - first + 1}: "
-            indent = len(found[3]) - len(f"LINE {line}: ") + len(head)
-            return f"{said}\n\n{head}{found[2]}\n{' ' * indent}^"
-    return said
+        message = str(error)
+        if (found := _EXCERPT.search(message)) is not None:
+            message, line = message[: found.start()], int(found[1])
+            for first, text in texts.items():
+                if first <= line <= first + text.count("\n"):
+                    head = f"LINE {line - first + 1}: "
+                    indent = len(found[3]) - len(f"LINE {line}: ") + len(head)
+                    message = f"{message}\n\n{head}{found[2]}\n{' ' * indent}^"
+                    break
+        raise UsageError(f"SQL: {message}") from error
 
 
 def _mark(text: str, place: int | None) -> str:
@@ -385,5 +368,117 @@ def _mark(text: str, place: int | None) -> str:
     return f"\n\n{head}{text.split(chr(10))[len(before) - 1]}\n{' ' * (len(head) + len(before[-1]))}^"
 
 
-def _not_a_query() -> UsageError:
-    return UsageError("SQL: one SELECT is expected", hint="a lake is changed by commands, never by SQL")
+_TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
+NUMBERS = (
+    *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "TINYINT", "SMALLINT", "INTEGER", "BIGINT"),
+    *("HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN"),
+)
+_LIMITS = QueryLimits(seconds=300.0, megabytes=2048)
+_KEPT = 8  # expressions
+
+
+class StepExpression:
+    """A user's SQL expression over the columns of steps, evaluated on arrays: a number, or for a `predicate` a boolean,
+    in every step.
+
+    It sees one row a step: the step columns as in the table `steps` (a column of more than one value is an array, a
+    name with a dot is quoted), `t`, the time in the trajectory, and `trajectory`, a number: windows over a trajectory
+    are written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting.
+    The helper process evaluates it, within limits of time and memory.
+
+    `reads`: the columns it names. UsageError, with the place in the text, for anything else. The listener receives
+    Waiting during evaluation.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        columns: Sequence[Column],
+        *,
+        predicate: bool = False,
+        limits: QueryLimits = _LIMITS,
+        listener: Listener = silent,
+    ) -> None:
+        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate, "limits": limits}
+        self._limits, self._listener = limits, listener
+        self.reads: tuple[str, ...] = self._ask(CompiledExpression.list_columns)
+
+    def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        """Return (R,) float64 for the columns `reads` (R, ...); NaN for NULL."""
+        values: np.ndarray = self._ask(CompiledExpression.compute, values=columns, time=time, trajectory=trajectory)
+        return values
+
+    def _ask(self, task: Callable[..., Any], **arguments: Any) -> Any:
+        return sandbox.ask(task, self._what | arguments, self._limits, listener=self._listener)
+
+
+class CompiledExpression:
+    """An expression, and a connection that evaluates it within these limits."""
+
+    def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> None:
+        self._text, self._limits = text, limits
+        self._connection = duckdb.connect(":memory:", config={**CONFINED, "threads": 1})
+        lock_down(self._connection, limits.megabytes // 2)
+        self._columns = {column.name: column for column in columns}
+        check_expression(self._connection, text)
+        self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
+        found = parse_query(self._connection, f"select (\n{text}\n) from steps")
+        if found is None or found.tables != {"steps"} or found.functions or found.lists:
+            raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can only use the columns of steps")
+        found = parse_query(self._connection, f"select (\n{text}\n)")
+        assert found is not None  # it has been checked
+        self.reads = tuple(name for name in self._columns if found.stars or name.lower() in found.columns)
+        with self._given({name: np.zeros((0, *c.shape), c.stored_dtype) for name, c in self._columns.items()}):
+            result = self._connection.execute(f"select (\n{self._text}\n), {_ROW} from steps limit 0")
+            assert result.description is not None
+            kind = str(result.description[0][1])
+        wanted = ("BOOLEAN",) if predicate else NUMBERS
+        if not kind.startswith(wanted) or kind.endswith("]"):
+            what = "predicate" if predicate else "number"
+            raise UsageError(f"SQL: '{self._text.strip()}' is not a {what}: its type is {kind}")
+
+    @staticmethod
+    def list_columns(text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> tuple[str, ...]:
+        """List the columns that an expression names. Runs in the helper process."""
+        return _compile(text, columns, predicate, limits).reads
+
+    @staticmethod
+    def compute(
+        text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits, values: Mapping[str, np.ndarray],
+        time: np.ndarray, trajectory: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """Evaluate an expression. Runs in the helper process."""
+        return _compile(text, columns, predicate, limits).evaluate(values, time, trajectory)
+
+    def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        values = np.full(len(time), np.nan)
+        with self._given(columns, time, trajectory):
+            table = self._connection.execute(self._query).to_arrow_table()
+            found = table["value"].combine_chunks()
+            values[table[_ROW].to_numpy()] = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        return values
+
+    @contextlib.contextmanager
+    def _given(
+        self,
+        columns: Mapping[str, np.ndarray],
+        time: np.ndarray | None = None,
+        trajectory: np.ndarray | None = None,
+    ) -> Iterator[None]:
+        """Register the table `steps` with these columns; errors point into the user's text."""
+        rows = 0 if time is None else len(time)
+        arrays: dict[str, Any] = {_TIME: time, _TRAJECTORY: trajectory, _ROW: np.arange(rows)}
+        table = {name: pa.array(np.zeros(0, np.int64) if v is None else v) for name, v in arrays.items()}
+        for name, values in columns.items():
+            column = self._columns[name]
+            stored = np.ascontiguousarray(values).view(column.stored_dtype)
+            table[name] = to_sql_array(column, stored, sql_type([column]))
+        self._connection.register("steps", pa.table(table))
+        try:
+            with within(self._connection, self._limits), in_users_words({2: self._text}):
+                yield
+        finally:
+            self._connection.unregister("steps")
+
+
+_compile = functools.lru_cache(maxsize=_KEPT)(CompiledExpression)

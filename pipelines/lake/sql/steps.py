@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.arrow import storage_dtype, to_arrow
+from pipelines.lake.arrow import to_arrow
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import OpenSegments
 
@@ -70,7 +70,7 @@ class StepTable:
             for first, last in zip([0, *ends[:-1]], ends, strict=True):
                 part = {name: column.slice(first, last - first) for name, column in table.items()}
                 try:
-                    for piece in _pieces(part, most):
+                    for piece in _Piece.split(part, most):
                         yield self._batch(files, piece, schema, wanted, blank)
                 except (IntegrityError, InputMissing, FileNotFoundError) as error:
                     self.listener(Notice(text=f"{error}; it is left out", level="warning"))
@@ -153,18 +153,18 @@ class _Piece:
     def _place(self) -> np.ndarray:
         return np.repeat(np.arange(len(self._rows)), self._rows)
 
-
-def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
-    """Split a segment's trajectories into pieces of at most `most` rows, cut between trajectories where possible."""
-    ends = np.cumsum(table["length"].to_numpy() + 1)
-    first, done = 0, 0
-    while first < len(ends):
-        last = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
-        part = {name: column.slice(first, last - first) for name, column in table.items()}
-        rows = int(ends[last - 1]) - done
-        for start in range(0, rows, most):
-            yield _Piece(part, start, min(rows, start + most))
-        first, done = last, int(ends[last - 1])
+    @classmethod
+    def split(cls, table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
+        """Split trajectories of a segment into pieces of at most `most` rows, cut between trajectories where possible."""
+        ends = np.cumsum(table["length"].to_numpy() + 1)
+        first, done = 0, 0
+        while first < len(ends):
+            last = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
+            part = {name: column.slice(first, last - first) for name, column in table.items()}
+            rows = int(ends[last - 1]) - done
+            for start in range(0, rows, most):
+                yield cls(part, start, min(rows, start + most))
+            first, done = last, int(ends[last - 1])
 
 
 class _Blank:
@@ -174,7 +174,7 @@ class _Blank:
         size, self._arrays = 8 * (most + 1), {}
         kinds = {field.name: field.type for field in schema if field.name not in wanted}
         for kind in kinds.values():
-            size = max(size, 8 * (most + 1) * _flat_size(kind))
+            size = max(size, 8 * (most + 1) * self._flat_size(kind))
         self._zeros = pa.py_buffer(mmap.mmap(-1, size))
         self._arrays = {name: self._make(kind, most) for name, kind in kinds.items()}
 
@@ -191,14 +191,14 @@ class _Blank:
             return pa.ListArray.from_arrays(offsets, self._make(kind.value_type, 0), type=kind)
         return pa.Array.from_buffers(kind, count, [None, self._zeros])
 
-
-def _flat_size(kind: pa.DataType) -> int:
-    return kind.list_size * _flat_size(kind.value_type) if pa.types.is_fixed_size_list(kind) else 1
+    @classmethod
+    def _flat_size(cls, kind: pa.DataType) -> int:
+        return kind.list_size * cls._flat_size(kind.value_type) if pa.types.is_fixed_size_list(kind) else 1
 
 
 def sql_type(columns: Sequence[Column]) -> pa.DataType:
     """Return the type in `steps` of a column with these definitions in the schemas of a lake."""
-    value = pa.from_numpy_dtype(np.result_type(*(storage_dtype(c) for c in columns)))
+    value = pa.from_numpy_dtype(np.result_type(*(c.stored_dtype for c in columns)))
     shapes = {c.shape for c in columns}
     shape = next(iter(shapes))
     if len(shapes) > 1 or 0 in shape or max(shape, default=0) > _LONGEST_ARRAY:
