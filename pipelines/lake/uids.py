@@ -18,6 +18,11 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
     return np.where(among[place] == wanted, place, -1)
 
 
+def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return (n,) bool: which of `wanted` are in a sorted array."""
+    return positions(ordered, wanted, np.arange(len(ordered))) >= 0
+
+
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
     """Convert uids of 32 hex digits to "S16" (n,)."""
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")

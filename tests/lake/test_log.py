@@ -17,7 +17,7 @@ from pipelines.lake.live import LiveTable
 from pipelines.lake.log import LakeLog, LogEntry, append, last_number, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.maintenance.verify import repair, verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
@@ -145,7 +145,7 @@ def test_a_maintainer_whose_lease_ran_out_cannot_expire(lake: Lake) -> None:
     plan = make_plan(stale, RetentionLimits(max_trajectories=1), now=0.0)
     compact(lake, grace_seconds=0.0)
     with pytest.raises(StageFailed, match="maintained by another process"):
-        carry_out(lake, plan, reason="late")
+        plan.carry_out(lake, reason="late")
     assert sorted(Reader(lake).uids()) == sorted(written)
 
 

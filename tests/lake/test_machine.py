@@ -28,9 +28,8 @@ from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import lease, protect, protections
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
-from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
-from pipelines.lake.maintenance.sweep import sweep
+from pipelines.lake.maintenance.files import FileTable, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.overlays import overlay_uids
 from pipelines.lake.segment import StagedFiles
@@ -238,7 +237,7 @@ class LakeMachine(RuleBasedStateMachine):
             kept = {id for protection in protections(self.lake.storage) for id in protection.segments}
             plan = make_plan(inventory, RetentionLimits(max_steps=steps), kept=kept, now=0.0, whole=True)
             assert all(part.is_whole for part in plan.going)
-            carry_out(self.lake, plan, reason="cap")
+            plan.carry_out(self.lake, reason="cap")
         after = set(reading.Reader(self.lake).uids())
         if plan.going:
             assert sum(self.length(uid) for uid in after if uid not in self.base_of) >= steps

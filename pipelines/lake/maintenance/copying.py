@@ -10,6 +10,7 @@ Repeating an interrupted copy copies what is missing. What expired in the target
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -29,12 +30,12 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance.retention import keep_expired, read_expired
+from pipelines.lake.maintenance.retention import ExpiredUids
 from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch
 from pipelines.lake.storage import LocalStorage, is_remote
-from pipelines.lake.uids import place_of, raw_uids
+from pipelines.lake.uids import contains, place_of, raw_uids
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -88,7 +89,7 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
         chosen = np.union1d(chosen, raw_uids(sorted(siblings)))
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
         job = _CopyJob(source, target, chosen, listener)
-        keep_expired(target.storage)
+        ExpiredUids(target.storage).begin()
         with explained(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
                 if job.go(first=attempt == 0):
@@ -98,6 +99,8 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
 
 @dataclass
 class _CopyJob:
+    """A copy in progress: what the target has, and what is queued for new segments."""
+
     source: Lake
     target: Lake
     chosen: np.ndarray | None  # uids ("S16"), sorted
@@ -153,21 +156,21 @@ class _CopyJob:
         order = np.argsort(uids)
         self._present, self._present_in = uids[order], numbers[order]
         log = self._there.log
-        self._expired = read_expired(self.target.storage)
+        self._expired = ExpiredUids(self.target.storage).read()
         self._known = {*list_all(self.target.storage), *self._there.rewritten, *log.moved, *log.whole}
 
     def _file(self, id: str, own: list[Segment]) -> None:
         alive = np.concatenate([segment.uids for segment in own])
-        alive = alive[~_among(self._expired, alive)]
+        alive = alive[~contains(self._expired, alive)]
         if self.chosen is not None:
-            alive = alive[_among(self.chosen, alive)]
+            alive = alive[contains(self.chosen, alive)]
         if id in self._known or not len(alive):
             self.done.present += len(alive) if self._first else 0
             return
         footer = read_footer(self.source.storage, id)
         uids = footer.uids()
-        wanted = _among(np.sort(alive), uids)
-        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
+        wanted = contains(np.sort(alive), uids)
+        missing = wanted & ~contains(self._present, uids) & ~self._came_before(footer)
         self.done.present += int((wanted & ~missing).sum()) if self._first else 0
         if not missing.any():
             return
@@ -205,7 +208,7 @@ class _CopyJob:
         return came
 
     def _copy_file(self, id: str, footer: Footer) -> None:
-        name = _writer()
+        name = self._name_writer()
         tmp = self.target.local / "tmp"
         columns = self.source.schema(footer.header["schema"]).columns
         wide = any(column.is_blob and column.name in footer.columns for column in columns)
@@ -250,7 +253,7 @@ class _CopyJob:
             schema = self.source.schema(segment.schema_id)
             whole = self._reader.read(uid).columns
             own = {column.name: column.as_stored(whole[column.name]) for column in schema.columns}
-            row |= {"crc": _crc(own.values()), "base_uid": None, "base_offset": None}
+            row |= {"crc": self._compute_crc(own.values()), "base_uid": None, "base_offset": None}
         base = row["base_uid"]
         row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
         key = (segment.schema_id, tuple(own), base is not None)
@@ -267,7 +270,7 @@ class _CopyJob:
         row, whole = dict(self._reader.row(uid)), self._reader.read(uid).columns
         columns = [column for column in self.source.schema(segment.schema_id).columns if column.name in segment.columns]
         own = {column.name: column.as_stored(whole[column.name]) for column in columns}
-        if _crc(own.values()) != row["crc"]:
+        if self._compute_crc(own.values()) != row["crc"]:
             raise IntegrityError(f"trajectory {uid} of lake '{self.source.name}' is damaged: it has a wrong checksum")
         return row, own
 
@@ -275,7 +278,7 @@ class _CopyJob:
         """Publish the queued trajectories."""
         for (schema_id, names, overlay), items in self._pending.items():
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
-            writer = _writer()
+            writer = self._name_writer()
             tmp = self.target.local / "tmp"
             staged = segments.stage(tmp, writer, schema_id, columns, items, sequence=0, overlay=overlay)
             size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
@@ -299,20 +302,10 @@ class _CopyJob:
             if record is not None and collectors.read(self.target, name) is None:
                 collectors.write(self.target, record)
 
+    @staticmethod
+    def _name_writer() -> str:
+        return f"{COPIED}.{os.getpid():x}.{secrets.token_hex(4)}"
 
-def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: which of `uids` are in a sorted array."""
-    if not len(ordered):
-        return np.zeros(len(uids), dtype=bool)
-    return ordered[np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)] == uids
-
-
-def _writer() -> str:
-    return f"{COPIED}.{os.getpid():x}.{secrets.token_hex(4)}"
-
-
-def _crc(columns: Iterable[np.ndarray]) -> int:
-    crc = 0
-    for values in columns:
-        crc = segments.checksum(values, crc)
-    return crc
+    @staticmethod
+    def _compute_crc(columns: Iterable[np.ndarray]) -> int:
+        return functools.reduce(lambda crc, values: segments.checksum(values, crc), columns, 0)

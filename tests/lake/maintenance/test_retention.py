@@ -17,7 +17,7 @@ from pipelines.lake.folders import is_rewritten, list_all
 from pipelines.lake.log import count_expired_steps, protect, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -64,7 +64,7 @@ def test_the_oldest_go_until_the_rest_fits(
         mine = [i for i in range(len(lengths)) if not selects or i in chosen]
         where = np.sort(np.array([bytes.fromhex(written[i]) for i in mine], dtype="S16")) if selects else None
         limits = RetentionLimits(max_steps=max_steps, max_trajectories=max_trajectories)
-        carry_out(lake, make_plan(inventory, limits, chosen=where, now=0.0), reason="test")
+        make_plan(inventory, limits, chosen=where, now=0.0).carry_out(lake, reason="test")
         left = list(mine) if max_steps or max_trajectories else []
         while (max_steps and sum(lengths[i] for i in left) > max_steps) or (
             max_trajectories and len(left) > max_trajectories

@@ -13,9 +13,8 @@ from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import count_expired_steps, lease, read_log
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.files import FileTable
+from pipelines.lake.maintenance.files import FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import RetentionLimits, expire, expire_orphans
-from pipelines.lake.maintenance.sweep import SweepResult, sweep
 from pipelines.lake.reading import Reader
 from pipelines.lake.segment import StagedFiles
 from pipelines.lake.store import Lake
@@ -117,9 +116,9 @@ def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> No
     written = fill(lake, [3, 4], seal_every=1)
     monkeypatch.undo()
     with lease(lake) as held:
-        from pipelines.lake.maintenance.compaction import SegmentPart, rewrite
+        from pipelines.lake.maintenance.compaction import rewrite
 
-        parts = [SegmentPart(id, np.ones(1, dtype=bool)) for id in list_all(lake.storage)]
+        parts = {id: np.ones(1, dtype=bool) for id in list_all(lake.storage)}
         assert rewrite(lake, parts, held) is not None
     assert swept(lake).segments == 0
     assert lake.salvage() == 0
