@@ -200,7 +200,7 @@ class LakeLog:
             if name in self._read or name < self._restarted:
                 continue
             try:
-                content = read_file(self.storage, name)
+                content = self._read_file(name)
             except FileNotFoundError:
                 return False
             except IntegrityError as error:
@@ -383,24 +383,23 @@ class LakeLog:
         self._stamp = stamp if settled else None
         return True
 
-
-def read_file(storage: Storage, name: str) -> _LogFile:
-    """Read a file of the log. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
-    storage fails.
-    """
-    key = f"{LOG}/{name}"
-    try:
-        data = json.loads(storage.read(key))
-        found = _LogFile.model_validate(data)
-        if found.crc != _checksum(data["entries"]):
-            raise ValueError("its checksum is wrong")
-        return found
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise storage_error(error, f"read '{storage.url(key)}'") from error
-    except MALFORMED as error:
-        raise IntegrityError(f"log entry '{storage.url(key)}' is damaged") from error
+    def _read_file(self, name: str) -> _LogFile:
+        """Read a file of the log. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
+        storage fails.
+        """
+        key = f"{LOG}/{name}"
+        try:
+            data = json.loads(self.storage.read(key))
+            found = _LogFile.model_validate(data)
+            if found.crc != _compute_crc(data["entries"]):
+                raise ValueError("its checksum is wrong")
+            return found
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, f"read '{self.storage.url(key)}'") from error
+        except MALFORMED as error:
+            raise IntegrityError(f"log entry '{self.storage.url(key)}' is damaged") from error
 
 
 def read_log(storage: Storage, *, listener: Listener = silent) -> LakeLog:
@@ -431,7 +430,7 @@ def append(storage: Storage, entry: LogEntry, *, after: int | None = None) -> No
 def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restart: bool) -> None:
     """Create the file that follows number `after`, unless there is one."""
     plain = [entry.model_dump(exclude_defaults=True) for entry in entries]
-    data = {"restart": restart, "crc": _checksum(plain), "entries": plain}
+    data = {"restart": restart, "crc": _compute_crc(plain), "entries": plain}
     key, content = f"{LOG}/{after + 1:012d}.json", (json.dumps(data) + "\n").encode()
     with explained(f"write '{storage.url(LOG)}'"):
         try:
@@ -447,13 +446,8 @@ def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restar
                 ) from error
 
 
-def _checksum(entries: Any) -> str:
+def _compute_crc(entries: Any) -> str:
     return f"{zlib.crc32(json.dumps(entries, sort_keys=True, separators=(',', ':')).encode()):08x}"
-
-
-def count_expired_steps(storage: Storage) -> Counter[str]:
-    """Return how many steps of each collector's own experience have expired so far."""
-    return read_log(storage).steps
 
 
 def protections(storage: Storage) -> list[Protection]:

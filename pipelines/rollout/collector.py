@@ -18,7 +18,7 @@ from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec
 from pipelines.envs.legal import LegalActions
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
-from pipelines.lake.log import count_expired_steps
+from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.schema import Schema
@@ -344,11 +344,9 @@ def count_by_collector(lake: Lake, collector: str) -> dict[str, int]:
     """Count the steps of `collector`, if it has stored any, and of its numbered collectors NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:
-        expired = _family(count_expired_steps(lake.storage), collector)
+        expired = _family(read_log(lake.storage).steps, collector)
         stored = _family(_live_by_collector(lake, collector), collector)
-        if (
-            _family(count_expired_steps(lake.storage), collector) == expired
-        ):  # otherwise some moved from one to the other
+        if _family(read_log(lake.storage).steps, collector) == expired:  # otherwise some moved from one to the other
             return {name: int(stored.get(name, 0)) + expired.get(name, 0) for name in {*stored, *expired}}
 
 

@@ -164,12 +164,10 @@ class FileTable:
         )
 
     def overlays(self) -> Iterator[tuple[File, list[tuple[File, np.ndarray]]]]:
-        """Yield the overlays, each with the files of its bases and the indices of the trajectories derived from each."""
+        """Yield each overlay, with the files of its bases and the indices of the trajectories derived from each."""
         for overlay in [file for file in self.files.values() if file.is_overlay]:
-            bases = [
-                (self.file_of(id), np.flatnonzero(overlay.base_ids == id)) for id in dict.fromkeys(overlay.base_ids)
-            ]
-            yield overlay, [(base, rows) for base, rows in bases if base is not None]
+            bases = ((id, self.file_of(id)) for id in dict.fromkeys(overlay.base_ids))
+            yield overlay, [(base, np.flatnonzero(overlay.base_ids == id)) for id, base in bases if base is not None]
 
     def count_live(self) -> tuple[int, int]:
         """Count the files with live trajectories, and their bytes."""
@@ -255,9 +253,10 @@ def sweep(
         # Blobs whose segment was never published, or was deleted.
         old = grace_seconds if isinstance(storage, LocalStorage) else max(grace_seconds, _ELSEWHERE_SECONDS)
         for id in (name.removesuffix(_BLOB) for name in names if name.endswith(_BLOB)):
-            if id not in listed and age(blob_key(id)) >= old and not has_log(id):
-                if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
-                    storage.remove(blob_key(id))
+            if id in listed or age(blob_key(id)) < old or has_log(id):
+                continue
+            if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
+                storage.remove(blob_key(id))
         log.shorten(listed - set(going))
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))

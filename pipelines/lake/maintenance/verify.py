@@ -115,7 +115,7 @@ class Quarantine:
         header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
         header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
         # Which part came from which segment is not recorded.
-        header["replaces"] = dict.fromkeys(facts["replaces"], [0, table.num_rows])
+        header["replaces"] = {old: [0, table.num_rows] for old in facts["replaces"]}
         self._storage.write(self._footer_key(id), json.dumps(metadata(header, table)).encode())
 
     def restore(self, id: str, held: Held) -> bool:
@@ -239,11 +239,11 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     foreign = [f"{ROOT}/{name}" for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT)))]
     for folder in sorted(storage.folders(ROOT)):
         names = set(storage.names(f"{ROOT}/{folder}"))
-        blobs = {name.removesuffix(".arrow") + ".blob.arrow" for name in names}
         foreign += [
             f"{ROOT}/{folder}/{name}"
             for name in sorted(names)
-            if not name.endswith(".arrow") or (name.endswith(".blob.arrow") and name not in blobs)
+            if not name.endswith(".arrow")
+            or (name.endswith(".blob.arrow") and name.removesuffix(".blob.arrow") + ".arrow" not in names)
         ]
     logs = sorted(name for name in storage.names(QUARANTINE) if name.endswith(".wal"))
     return VerifyReport(

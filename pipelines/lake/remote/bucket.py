@@ -231,7 +231,9 @@ class Bucket:
             found = store.get(name)
             if found.meta["size"] > limit:
                 raise StorageError(f"'{name}' has {found.meta['size']} bytes; at most {limit} are read")
-            return _TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+            return _TaggedObject(
+                bytes(found.bytes()), self._name_version(found.meta), found.meta["last_modified"].timestamp()
+            )
 
     def tail(self, name: str, count: int) -> bytes:
         """Read the last `count` bytes of an object, or all of it."""
@@ -275,7 +277,7 @@ class Bucket:
             found = store.list_with_delimiter(folder or None)
         inside = f"{folder}/" if folder else ""
         folders = [path.removeprefix(inside) for path in found["common_prefixes"]]
-        return folders, dict(_below(inside, found["objects"]))
+        return folders, dict(self._select_below(inside, found["objects"]))
 
     def keys(self, folder: str, *, after: str, limit: int | None = None) -> dict[str, int]:
         """Return the names of all objects below a folder, in order, with their sizes: those that sort after the name
@@ -285,7 +287,8 @@ class Bucket:
         inside = f"{folder}/" if folder else ""
         with self._listing(folder) as store:
             for page in store.list(folder or None, offset=f"{inside}{after}", chunk_size=_PAGE):
-                found.update((name, size) for name, size in _below(inside, page) if name > after)  # some list all
+                listed = self._select_below(inside, page)
+                found.update((name, size) for name, size in listed if name > after)  # some stores list all
                 if limit is not None and len(found) >= limit:
                     break
         return dict(islice(found.items(), limit))
@@ -356,7 +359,7 @@ class Bucket:
 
         def put() -> Version:
             with self._asking(name, writing=True) as store:
-                return _version(store.put(name, content, mode=mode))
+                return self._name_version(store.put(name, content, mode=mode))
 
         return self._repeat(put)
 
@@ -397,9 +400,12 @@ class Bucket:
     @contextlib.contextmanager
     def _asking(self, name: str, *, writing: bool = False) -> Iterator[Any]:
         """Yield the store. Errors become FileNotFoundError, AlreadyWritten and StorageError."""
-        _require_obstore()
-        from obstore import exceptions
-
+        try:
+            from obstore import exceptions
+        except ModuleNotFoundError as error:
+            raise InputMissing(
+                "lakes in object stores need obstore, which is not installed", hint='pip install "amago[stores]"'
+            ) from error
         try:
             yield self._patient if self._reached else self._hurried
         except (FileNotFoundError, ValueError) as error:  # ValueError: no object can have such a name
@@ -422,15 +428,24 @@ class Bucket:
     def _patient(self) -> Any:
         return _open_client(self.location, PATIENT)
 
+    @staticmethod
+    def _name_version(found: Mapping[str, Any]) -> Version:
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
 
-@functools.lru_cache(maxsize=32)
-def _bucket(location: Location) -> Bucket:
-    return Bucket(location)
+    @staticmethod
+    def _select_below(inside: str, objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+        """Yield name and size of the objects in a folder, except the folder's own."""
+        for found in objects:
+            if found["path"].startswith(inside):
+                yield found["path"][len(inside) :], found["size"]
 
 
 def connect(location: Location) -> Bucket:
     """Connect to the bucket of a location; a process has one connection to each."""
-    return _bucket(replace(location, prefix="", options=()))
+    return _open_bucket(replace(location, prefix="", options=()))
+
+
+_open_bucket = functools.lru_cache(maxsize=32)(Bucket)
 
 
 def reason(text: str, location: Location) -> str:
@@ -447,16 +462,6 @@ def reason(text: str, location: Location) -> str:
     words = " ".join(line.split()).rstrip(".: ") or "the store refused"
     short = words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
     return f"{short} ({code[1]})" if code and message else short
-
-
-def _require_obstore() -> None:
-    """Raise InputMissing if obstore is not installed."""
-    try:
-        import obstore as obstore
-    except ModuleNotFoundError as error:
-        raise InputMissing(
-            "lakes in object stores need obstore, which is not installed", hint='pip install "amago[stores]"'
-        ) from error
 
 
 def _open_client(location: Location, retries: int) -> Any:
@@ -494,17 +499,6 @@ def _open_client(location: Location, retries: int) -> Any:
     return stores.S3Store(location.bucket, config=config, **options)
 
 
-def _version(found: Mapping[str, Any]) -> Version:
-    return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
-
-
-def _below(inside: str, objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the objects in a folder, except the folder's own."""
-    for found in objects:
-        if found["path"].startswith(inside):
-            yield found["path"][len(inside) :], found["size"]
-
-
 _ELSEWHERE = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -533,8 +527,15 @@ def find_credentials(location: Location) -> dict[str, str]:
     name = os.environ.get("AWS_PROFILE")
     if any(os.environ.get(variable) for variable in _ELSEWHERE):
         return {}
-    sections = _section("AWS_CONFIG_FILE", "config", f"profile {name}" if name else "default")
-    sections |= _section("AWS_SHARED_CREDENTIALS_FILE", "credentials", name or "default")
+    sections: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", f"profile {name}" if name else "default"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name or "default"),
+    ):
+        parser = configparser.RawConfigParser(strict=False)
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
+            parser.read(os.environ.get(variable) or Path.home() / ".aws" / file, encoding="utf-8")
+            sections |= dict(parser[section]) if parser.has_section(section) else {}
     keys = {key: sections[field] for key, field in _FIELDS.items() if sections.get(field)}
     if {"access_key_id", "secret_access_key"} <= keys.keys():
         return keys
@@ -543,28 +544,12 @@ def find_credentials(location: Location) -> dict[str, str]:
             f"AWS_PROFILE is '{name}', which has no access keys in the files of AWS",
             hint=f'if it signs in otherwise: eval "$(aws configure export-credentials --profile {name} --format env)"',
         )
-    if not _is_on_an_instance():
-        raise StorageError(f"no credentials were found: give {location.credentials}")
-    return {key: value for key, value in keys.items() if key == "region"}
-
-
-def _is_on_an_instance() -> bool:
-    """Return whether there is a service that gives credentials to the programs of a machine of AWS."""
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return False
+    # A machine of AWS has a service that gives credentials to its programs.
     address = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or _METADATA)
     try:
+        if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+            raise ValueError
         socket.create_connection((address.hostname or "", address.port or 80), timeout=_METADATA_SECONDS).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _section(variable: str, file: str, name: str) -> dict[str, str]:
-    path = Path(os.environ.get(variable) or Path.home() / ".aws" / file)
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError, OSError):
-        return {}
-    return dict(parser[name]) if parser.has_section(name) else {}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"no credentials were found: give {location.credentials}") from error
+    return {key: value for key, value in keys.items() if key == "region"}

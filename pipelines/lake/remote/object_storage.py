@@ -1,8 +1,18 @@
-"""Lake files in an object store.
+"""Lake files in an object store, the cache of this host, and leases.
 
 An object appears atomically. Names are listed every time: there is no modification time to check. Files under
-`segments/` never change, so they are cached on this host once read (see `pipelines.lake.remote.cache`); everything else
-is requested each time.
+`segments/` never change, so they are cached on this host once read; everything else is requested each time.
+
+**Cache.** $AMAGO_CACHE (else $XDG_CACHE_HOME/amago, else ~/.cache/amago) has a directory for each lake, with `wal tmp
+locks index.duckdb` like a local lake, and `cache` with immutable files of the store. The cached files of all lakes take
+$AMAGO_CACHE_BYTES at most (else 20 GB, or a tenth of the disk if that is less); the least recently used are evicted. A
+mapped file may be evicted: it stays on the disk until it is unmapped.
+
+**Leases.** One process of any host holds a lease at a time. It is an object `locks/NAME.json` with its holder and
+duration; the holder renews it well before it expires, always on condition that no other process has written it. An
+expired lease may be taken over. Its age is measured by the store's clock only. A released lease has a duration of 0
+seconds. Without conditional writes a user declares one host to be the only one that maintains the lake, and its
+processes exclude each other by a lock there.
 """
 
 from __future__ import annotations
@@ -10,15 +20,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
+import json
 import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipelines.files.malformed import RECORD_BYTES
-from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Location, Version, connect
-from pipelines.lake.remote.cache import FileCache, host_directory
+from pipelines.errors import InputMissing, Locked, StageFailed, StorageError, UsageError
+from pipelines.files.atomic import explained
+from pipelines.files.locks import exclusive, hold_lock
+from pipelines.files.malformed import MALFORMED, RECORD_BYTES
+from pipelines.files.user_cache import cache_home
+from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
 
 _FIXED = "segments/"
 PARALLEL = 16  # requests at once
@@ -74,12 +95,11 @@ class ObjectStorage:
     def tail(self, key: str, count: int) -> bytes:
         if not key.startswith(_FIXED):
             return self._read_tail(key, count)
-        whole, end = self._cache.find(key), f"{key}.tail"
-        held = _end_of(whole, count) if whole is not None else None
+        end = f"{key}.tail"
+        held = self._read_cached_end(key, count)
         if held is not None:
             return held
-        kept = self._cache.find(end)
-        held = _end_of(kept, count) if kept is not None else None
+        held = self._read_cached_end(end, count)
         if held is not None and (len(held) == count or len(held) < _TAIL):  # a shorter one is the whole file
             return held
         content = self._read_tail(key, max(count, _TAIL))
@@ -176,11 +196,16 @@ class ObjectStorage:
         return end or whole
 
     def hold(self, name: str, *, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        key = self._location.object(f"locks/{name}.json")
-        return remote_lease.hold(self._bucket, key, local=self.local / "locks" / f"{name}.lock", what=what)
+        lease = Lease(self._bucket, self._location.object(f"locks/{name}.json"), what=what)
+        return lease.hold(self.local / "locks" / f"{name}.lock")
 
     def held_by_another(self, name: str) -> str:
-        return remote_lease.held_by_another(self._bucket, self._location.object(f"locks/{name}.json"))
+        found = self._bucket.find(self._location.object(f"locks/{name}.json"))
+        try:
+            data = json.loads(found.content) if found is not None else {"holder": "", "renewal": ""}
+            return "" if str(data["holder"]).startswith(f"{name_process()} ") else str(data["renewal"])
+        except MALFORMED:
+            return ""
 
     @functools.cached_property
     def _cache(self) -> FileCache:
@@ -199,8 +224,8 @@ class ObjectStorage:
             return self._bucket.tail(self._location.object(key), count)
 
     def _download(self, key: str, part: Path) -> int:
-        end, size = self._cache.find(f"{key}.tail"), self._sizes.get(key)
-        held = _end_of(end, size or _TAIL) if end is not None else None
+        size = self._sizes.get(key)
+        held = self._read_cached_end(f"{key}.tail", size or _TAIL)
         if held is not None and (len(held) == size or len(held) < _TAIL):  # it is the whole file
             return part.write_bytes(held)
         with self._named(key):
@@ -225,12 +250,276 @@ class ObjectStorage:
         with ThreadPoolExecutor(min(PARALLEL, len(keys))) as pool:
             list(pool.map(attempt, keys))
 
-
-def _end_of(path: Path, count: int) -> bytes | None:
-    """Read the last `count` bytes of a local file; None if it is gone."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return os.pread(file.fileno(), min(count, size), max(0, size - count))
-    except FileNotFoundError:
+    def _read_cached_end(self, key: str, count: int) -> bytes | None:
+        """Read the last `count` bytes of a cached file; None if it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            if (path := self._cache.find(key)) is not None:
+                with open(path, "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    return os.pread(file.fileno(), min(count, size), max(0, size - count))
         return None
+
+
+DEFAULT_BYTES, DEFAULT_SHARE = 20 * 10**9, 10
+_ROOM, _STRIDE = 10, 50  # an eviction makes room for a tenth; one is considered after each fiftieth downloaded
+_STRIPES = 256  # downloads of one host that may go on at once
+_FOLDERS = ("wal", "tmp", "locks", "cache")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def host_directory(identity: str, label: str) -> Path:
+    """Return the directory of this host for a remote lake, creating it if missing; `label` makes its name readable."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[-40:].strip("-")
+    directory = cache_home().absolute() / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    with explained(f"write '{directory}', which this host needs for the lake (AMAGO_CACHE names another place)"):
+        for name in _FOLDERS:
+            (directory / name).mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def limit_bytes(home: Path) -> int:
+    """Return the maximum size of the cached files below `home`. UsageError if AMAGO_CACHE_BYTES is not a number."""
+    text = os.environ.get("AMAGO_CACHE_BYTES")
+    if not text:
+        return min(DEFAULT_BYTES, shutil.disk_usage(home).total // DEFAULT_SHARE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise UsageError(f"AMAGO_CACHE_BYTES is '{text}'", hint="give a number of bytes, e.g. 50G")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+class FileCache:
+    """Files of one lake by key, under `home`/cache, shared by processes and threads."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.limit = limit_bytes(home)
+        self._added = 0
+
+    def find(self, key: str) -> Path | None:
+        """Return the file, if it is cached, and mark it as used."""
+        path = self._path(key)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        return path
+
+    def take(self, key: str, download: Callable[[Path], int]) -> Path:
+        """Return the file, which `download` writes if it is not cached. One process of the host does; others wait."""
+        stripe = f"fetch-{zlib.crc32(key.encode()) % _STRIPES:02x}"
+        part = self._home / "tmp" / f"{stripe}.part"  # the lock's holder alone writes it; the next one cleans up
+        with hold_lock(self._home / "locks" / f"{stripe}.lock"):
+            found = self.find(key)
+            if found is not None:
+                return found
+            try:
+                size = self._fill(part, download)
+                path = self._keep(key, part)
+            finally:
+                part.unlink(missing_ok=True)
+        self._count(size)
+        return path
+
+    def adopt(self, key: str, staged: Path) -> None:
+        """Cache a file that was just uploaded."""
+        size = staged.stat().st_size
+        self._keep(key, staged)
+        self._count(size)
+
+    def forget(self, key: str) -> bool:
+        """Drop the file; returns whether it was cached."""
+        try:
+            self._path(key).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def room(self) -> int:
+        """Return the bytes that cached files may take, as far as there is space on the disk."""
+        free = shutil.disk_usage(self._home).free
+        return self.limit if free >= self.limit else min(self.limit, free + sum(size for _, size, _ in self._files()))
+
+    def evict(self, target: int) -> int:
+        """Remove the least recently used files of any lake of this host until `target` bytes are left; returns the
+        number of bytes removed.
+        """
+        with hold_lock(self._home.parent / "evict.lock"):
+            files = sorted(self._files(), key=lambda file: file[0])
+            left = before = sum(size for _, size, _ in files)
+            for _, size, path in files:
+                if left <= target:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                left -= size
+        return before - left
+
+    def _path(self, key: str) -> Path:
+        if ".." in key.split("/"):  # a damaged file may name anything
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        return self._home / "cache" / key
+
+    def _keep(self, key: str, file: Path) -> Path:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(file)
+        os.replace(file, path)
+        return path
+
+    def _fill(self, part: Path, download: Callable[[Path], int]) -> int:
+        """Download; if the disk is full, once more after evicting half of the cache."""
+        try:
+            return download(part)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            part.unlink(missing_ok=True)
+            if not self.evict(sum(size for _, size, _ in self._files()) // 2):
+                raise
+        return download(part)
+
+    def _count(self, size: int) -> None:
+        """Count a new file; the size of the cache is checked once enough is new."""
+        self._added += size
+        if self._added * _STRIDE >= self.limit:
+            self._added = 0
+            if sum(size for _, size, _ in self._files()) > self.limit:
+                self.evict(self.limit - self.limit // _ROOM)
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """Yield time of last use (ns), bytes and path of every cached file of this host."""
+        for lake in self._home.parent.iterdir():
+            for folder, _, names in os.walk(lake / "cache"):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        path = os.path.join(folder, name)
+                        status = os.stat(path)
+                        yield status.st_mtime_ns, status.st_size, path
+
+
+SECONDS = 60.0
+_CLOCK_TICK = 1.0  # ages are in whole seconds
+DECLARED = "AMAGO_MAINTAINER"
+_NO_VERSION: Version = {"e_tag": f'"{"0" * 32}"', "version": "1"}
+
+
+class _ConditionalWritesUnsupported(Exception):
+    """The store does not support conditional writes."""
+
+
+class Lease:
+    """One attempt to hold a lease for `seconds`."""
+
+    def __init__(self, bucket: Bucket, name: str, *, what: str, seconds: float = SECONDS) -> None:
+        self._bucket, self._name, self._what, self._seconds = bucket, name, what, seconds
+        self._token, self._began = secrets.token_hex(8), time.strftime("%H:%M:%S")
+        self._version: Version = {}
+        self._until = 0.0
+        self._taken = False
+        self._done = threading.Event()
+
+    @contextlib.contextmanager
+    def hold(self, local: Path) -> Iterator[Callable[[], None]]:
+        """Hold the lease; yields a function that raises StageFailed once it is lost.
+
+        Locked if another process has it. `local`: lock file of this host. InputMissing if the store has no conditional
+        writes, unless the user declares this host the only maintainer.
+        """
+        with exclusive(local, what=self._what):
+            try:
+                self.acquire()
+            except _ConditionalWritesUnsupported:
+                if os.environ.get(DECLARED, "") in ("", "0"):
+                    raise InputMissing(
+                        "the object store has no conditional writes, so a host cannot know whether another one "
+                        "maintains the lake",
+                        hint=f"{DECLARED}=1 declares this host the only one that does",
+                    ) from None
+                yield lambda: None
+                return
+            with self._keep_renewing():
+                yield self.require
+
+    def acquire(self) -> None:
+        """Acquire the lease. Locked reports the holder; ConditionalWritesUnsupported: the store ignores conditions."""
+        if self._bucket.is_conditional is False:
+            raise _ConditionalWritesUnsupported
+        began, found = time.monotonic(), self._bucket.find(self._name)
+        try:
+            if found is None:
+                self._version = self._bucket.put_new(self._name, self._text(self._seconds))
+            else:
+                try:
+                    data = json.loads(found.content)
+                    holder, seconds = str(data["holder"]), float(data["seconds"])
+                except MALFORMED:  # an unreadable lease has expired
+                    holder, seconds = "", 0.0
+                if seconds and self._bucket.now(f"{self._name}.clock") - found.written < seconds + _CLOCK_TICK:
+                    raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
+                self._version = self._bucket.put_over(self._name, self._text(self._seconds), found.version)
+        except AlreadyWritten as error:
+            raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
+        self._require_conditions()
+        self._until = began + self._seconds
+
+    def _require_conditions(self) -> None:
+        """Try once, over the lease that we hold, whether the store refuses a write of another version."""
+        if self._bucket.is_conditional is None:
+            try:
+                self._bucket.put_over(self._name, self._text(0.0), _NO_VERSION)
+                self._bucket.is_conditional = False
+            except AlreadyWritten:
+                self._bucket.is_conditional = True
+        if not self._bucket.is_conditional:
+            raise _ConditionalWritesUnsupported
+
+    def renew(self) -> None:
+        """Renew the lease, unless it was taken over; then `require` raises."""
+        began = time.monotonic()
+        try:
+            self._version = self._bucket.put_over(self._name, self._text(self._seconds), self._version)
+            self._until = began + self._seconds
+        except AlreadyWritten:
+            found = self._bucket.find(self._name)  # perhaps of an attempt of ours whose response was lost
+            self._taken = found is None or self._token.encode() not in found.content
+            if found is not None:
+                self._version = found.version
+
+    def release(self) -> None:
+        """Release the lease, if it is still ours. If the store is unavailable, the lease expires by itself."""
+        with contextlib.suppress(AlreadyWritten, StorageError):
+            if not self._taken:
+                self._bucket.put_over(self._name, self._text(0.0), self._version)
+
+    def require(self) -> None:
+        """Raise StageFailed unless the lease is held."""
+        if self._taken or time.monotonic() >= self._until:
+            raise StageFailed(f"{self._what}: the lease of this process has run out", hint="repeat the command")
+
+    @contextlib.contextmanager
+    def _keep_renewing(self) -> Iterator[None]:
+        """Renew the lease in the background, and release it at the end."""
+
+        def keep() -> None:
+            while not self._taken and not self._done.wait(self._seconds / 4):
+                with contextlib.suppress(StorageError):  # retried until the lease expires
+                    self.renew()
+
+        thread = threading.Thread(target=keep, name="amago-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
+            self.release()
+
+    def _text(self, seconds: float) -> bytes:
+        said = {"holder": f"{name_process()} since {self._began}", "token": self._token, "seconds": seconds}
+        return json.dumps(said | {"renewal": secrets.token_hex(4)}).encode()
+
+
+def name_process() -> str:
+    """Name this process as the holder of a lease."""
+    return f"pid {os.getpid()} on {socket.gethostname()}"

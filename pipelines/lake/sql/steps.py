@@ -155,7 +155,7 @@ class _Piece:
 
     @classmethod
     def split(cls, table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
-        """Split trajectories of a segment into pieces of `most` rows or less, cut between trajectories where possible."""
+        """Split trajectories of a segment into pieces of up to `most` rows, cut between trajectories where possible."""
         ends = np.cumsum(table["length"].to_numpy() + 1)
         first, done = 0, 0
         while first < len(ends):

@@ -11,7 +11,7 @@ import pytest
 from pipelines.data.view import View
 from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import count_expired_steps, lease, read_log
+from pipelines.lake.log import lease, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import RetentionLimits, expire, expire_orphans
@@ -191,10 +191,10 @@ def test_a_crash_while_the_log_restarts_counts_nothing_twice(lake: Lake, monkeyp
     with pytest.raises(KeyboardInterrupt):
         swept(lake)
     assert len(lake.storage.names("log")) == 3
-    assert count_expired_steps(lake.storage) == {"": 7}
+    assert read_log(lake.storage).steps == {"": 7}
     monkeypatch.undo()
     swept(lake)
-    assert count_expired_steps(lake.storage) == {"": 7}
+    assert read_log(lake.storage).steps == {"": 7}
 
 
 @pytest.mark.parametrize("filled", [False, True])

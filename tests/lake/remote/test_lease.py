@@ -11,9 +11,9 @@ import pytest
 from pipelines.errors import InputMissing, Locked, StageFailed
 from pipelines.lake.log import lease
 from pipelines.lake.maintenance.retention_thread import RetentionThread
-from pipelines.lake.remote import lease as remote_lease
+from pipelines.lake.remote import object_storage as remote_lease
 from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
-from pipelines.lake.remote.lease import Lease
+from pipelines.lake.remote.object_storage import Lease
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"
@@ -192,7 +192,7 @@ def test_maintenance_is_left_to_the_process_that_has_it(bucket: str, monkeypatch
 
     def another() -> None:
         with monkeypatch.context() as there:
-            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            there.setattr(remote_lease, "name_process", lambda: "pid 1 on another host")
             with lease(lake):
                 pass
 
@@ -210,7 +210,7 @@ def test_maintenance_is_left_to_the_process_that_has_it(bucket: str, monkeypatch
     holder = Lease(connect(Location.parse(lake.name)), "lake/locks/maintenance.json", what=WHAT)
     for act in (holder.acquire, holder.renew):  # of one that takes long
         with monkeypatch.context() as there:
-            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            there.setattr(remote_lease, "name_process", lambda: "pid 1 on another host")
             act()
         assert thread._is_left_to_another()
     lake.storage.write("locks/maintenance.json", b"{")
