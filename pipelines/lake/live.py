@@ -171,7 +171,6 @@ class LiveTable:
         self._new.clear()
 
     def _done(self) -> RefreshResult:
-        """Report what changed since the last call."""
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -293,7 +292,6 @@ class LiveTable:
         self.files.setdefault(id, []).extend(moved)
 
     def _drop(self, ids: Sequence[str]) -> None:
-        """Drop the trajectories of files that are gone."""
         self._findings[1].extend(ids)
         for segment in (self.segments[number] for id in ids for number in self.files.get(id, ())):
             self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))

@@ -223,7 +223,6 @@ class LakeLog:
         return [number for number in range(int(self._restarted[:12] or 1), self.last + 1) if number not in here]
 
     def _report(self) -> None:
-        """Note and report files that are damaged or missing."""
         found = [text for name, text in self._damaged.items() if name > self._restarted]
         found += [
             f"entry {number} of the log of '{self.storage.url()}' is missing" for number in self._list_missing()[:3]

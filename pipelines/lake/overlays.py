@@ -224,15 +224,9 @@ class OverlayWriter:
                 self._publish()
 
     def _describe(
-        self,
-        base: str,
-        table: pa.Table,
-        batch: OverlayBatch,
-        values: Mapping[str, np.ndarray],
-        uids: np.ndarray,
+        self, base: str, table: pa.Table, batch: OverlayBatch, values: Mapping[str, np.ndarray], uids: np.ndarray,
         method: str,
-    ) -> pa.Table:
-        """Build the footer's rows of derived trajectories."""
+    ) -> pa.Table:  # fmt: skip
         first, last, count = batch.first, batch.first + batch.rows - 1, len(batch)
         rows = table.take(pa.array(batch.place))
         whole = not batch.offset.any() and np.array_equal(batch.rows - 1, rows["length"].to_numpy())
@@ -322,7 +316,6 @@ class OverlayWriter:
         self._tables, self._values, self._collected, self._rows = [], [], 0, 0
 
     def _publish(self) -> None:
-        """Publish the staged files."""
         while self._staged:
             with explained(f"write a segment into '{self._storage.url()}'"):
                 id = self._folders.name_segment(self._writer, self._sequence, overlay=True)

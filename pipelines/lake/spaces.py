@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,14 +54,8 @@ class Discrete:
 
     n: int
     start: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> str:
-        return "int32"
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[str] = "int32"
 
     @property
     def flat_size(self) -> int:
@@ -76,14 +70,11 @@ class MultiDiscrete:
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] | None = None
+    dtype: ClassVar[str] = "int32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> str:
-        return "int32"
 
     @property
     def flat_size(self) -> int:
@@ -95,14 +86,11 @@ class MultiBinary:
     """A vector of `n` bits."""
 
     n: int
+    dtype: ClassVar[str] = "uint8"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.n,)
-
-    @property
-    def dtype(self) -> str:
-        return "uint8"
 
     @property
     def flat_size(self) -> int:

@@ -288,7 +288,7 @@ def is_remote(location: Path | str) -> bool:
 def connect(location: Path | str) -> Storage:
     """Return the storage at a directory or at "s3://bucket/prefix" (gs://, az://). UsageError for any other scheme."""
     if is_remote(location):
-        from pipelines.lake.remote.object_storage import ObjectStorage
+        from pipelines.lake.object_storage import ObjectStorage
 
         return ObjectStorage(str(location))
     refuse_scheme(location)

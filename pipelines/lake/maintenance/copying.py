@@ -275,7 +275,6 @@ class _CopyJob:
         return row, own
 
     def _flush(self) -> None:
-        """Publish the queued trajectories."""
         for (schema_id, names, overlay), items in self._pending.items():
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
             writer = self._name_writer()
@@ -296,7 +295,6 @@ class _CopyJob:
             self.listener(Notice(text=text, level="warning"))
 
     def _copy_collectors(self) -> None:
-        """Copy the records of the collectors."""
         for name in sorted(self._collectors - {""}):
             record = collectors.read(self.source, name)
             if record is not None and collectors.read(self.target, name) is None:

@@ -8,7 +8,7 @@ A lake may come from someone else, and its index with it: a view in it is SQL th
 file is opened confined (no other file, no network, no extension), and used only if its catalog is exactly the one that
 we write; otherwise it is removed unread and rebuilt.
 
-Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`,
+Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.query.StepTable`); `runs`,
 `checkpoints`, `metrics` if the lake is in a run directory. User SQL runs in another process
 (`pipelines.lake.sql.sandbox`).
 """

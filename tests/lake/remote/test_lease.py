@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import InputMissing, Locked, StageFailed
+from pipelines.lake import object_storage as remote_lease
+from pipelines.lake.bucket import AlreadyWritten, Bucket, Location, Version, connect
 from pipelines.lake.log import lease
 from pipelines.lake.maintenance.retention_thread import RetentionThread
-from pipelines.lake.remote import object_storage as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
-from pipelines.lake.remote.object_storage import Lease
+from pipelines.lake.object_storage import Lease
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"

@@ -21,8 +21,8 @@ from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.object_storage import ObjectStorage
 from pipelines.lake.reading import Reader
-from pipelines.lake.remote.object_storage import ObjectStorage
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import parse
@@ -358,7 +358,7 @@ def test_a_bucket_that_is_not_there(bucket: str) -> None:
 def test_a_server_that_goes_away_is_told_in_a_line_and_nothing_acknowledged_is_lost(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.lake.remote.bucket.PATIENT", 3)
+    monkeypatch.setattr("pipelines.lake.bucket.PATIENT", 3)
     server = start_server()
     try:
         use(server, tmp_path / "host", monkeypatch)

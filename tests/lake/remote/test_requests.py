@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.lake.bucket import Bucket
 from pipelines.lake.folders import is_rewritten, list_all, segment_key
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.reading import Reader
-from pipelines.lake.remote.bucket import Bucket
 from pipelines.lake.store import Lake
 from tests.lake.factories import assert_same, fill
 

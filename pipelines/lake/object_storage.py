@@ -39,7 +39,7 @@ from pipelines.files.atomic import explained
 from pipelines.files.locks import exclusive, hold_lock
 from pipelines.files.malformed import MALFORMED, RECORD_BYTES
 from pipelines.files.user_cache import cache_home
-from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
+from pipelines.lake.bucket import AlreadyWritten, Bucket, Location, Version, connect
 
 _FIXED = "segments/"
 PARALLEL = 16  # requests at once

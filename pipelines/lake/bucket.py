@@ -465,7 +465,6 @@ def reason(text: str, location: Location) -> str:
 
 
 def _open_client(location: Location, retries: int) -> Any:
-    """Make obstore's client of a bucket."""
     from obstore import store as module
 
     stores: Any = module
