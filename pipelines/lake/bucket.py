@@ -227,7 +227,7 @@ class Bucket:
 
     def get(self, name: str, *, limit: int = RECORD_BYTES) -> _TaggedObject:
         """Read an object. StorageError if it has more than `limit` bytes."""
-        with self._asking(name) as store:
+        with self._ask_store(name) as store:
             found = store.get(name)
             if found.meta["size"] > limit:
                 raise StorageError(f"'{name}' has {found.meta['size']} bytes; at most {limit} are read")
@@ -238,7 +238,7 @@ class Bucket:
     def tail(self, name: str, count: int) -> bytes:
         """Read the last `count` bytes of an object, or all of it."""
         if self.location.scheme != "az":  # has no ranges from the end
-            with contextlib.suppress(_RangeRefused), self._asking(name) as store:
+            with contextlib.suppress(_RangeRefused), self._ask_store(name) as store:
                 return bytes(store.get(name, options={"range": {"suffix": count}}).bytes())
         size = self.status(name).size
         return self._range(name, max(0, size - count), size)[0] if size else b""
@@ -260,7 +260,7 @@ class Bucket:
         return size
 
     def status(self, name: str) -> Status:
-        with self._asking(name) as store:
+        with self._ask_store(name) as store:
             found = store.head(name)
             return Status(found["size"], found["last_modified"].timestamp())
 
@@ -273,7 +273,7 @@ class Bucket:
 
     def folder(self, folder: str) -> tuple[list[str], dict[str, int]]:
         """Return the names of the folders in a folder, and those of the objects with their sizes."""
-        with self._listing(folder) as store:
+        with self._list_store(folder) as store:
             found = store.list_with_delimiter(folder or None)
         inside = f"{folder}/" if folder else ""
         folders = [path.removeprefix(inside) for path in found["common_prefixes"]]
@@ -285,7 +285,7 @@ class Bucket:
         """
         found: dict[str, int] = {}
         inside = f"{folder}/" if folder else ""
-        with self._listing(folder) as store:
+        with self._list_store(folder) as store:
             for page in store.list(folder or None, offset=f"{inside}{after}", chunk_size=_PAGE):
                 listed = self._select_below(inside, page)
                 found.update((name, size) for name, size in listed if name > after)  # some stores list all
@@ -295,7 +295,7 @@ class Bucket:
 
     def put(self, name: str, content: bytes | Path) -> None:
         """Write an object, whole or not at all, of bytes or of a local file."""
-        with self._asking(name, writing=True) as store:
+        with self._ask_store(name, writing=True) as store:
             store.put(name, content, chunk_size=_CHUNK, max_concurrency=_UPLOADS)
 
     def put_new(self, name: str, content: bytes) -> Version:
@@ -337,7 +337,7 @@ class Bucket:
         bulk = [list(names)] if self.location.scheme == "s3" and len(names) > 1 else names
 
         def delete(some: str | Sequence[str]) -> None:
-            with contextlib.suppress(FileNotFoundError), self._asking(names[0]) as store:
+            with contextlib.suppress(FileNotFoundError), self._ask_store(names[0]) as store:
                 store.delete(some)
 
         for some in bulk:
@@ -358,7 +358,7 @@ class Bucket:
         """Write an object on a condition; the callers recognise their own content."""
 
         def put() -> Version:
-            with self._asking(name, writing=True) as store:
+            with self._ask_store(name, writing=True) as store:
                 return self._name_version(store.put(name, content, mode=mode))
 
         return self._repeat(put)
@@ -378,7 +378,7 @@ class Bucket:
         """Return bytes of an object, its size and its entity tag. StorageError if the tag is not `tag` any more."""
         options: dict[str, Any] = {"range": (start, end)} | ({"if_match": tag} if tag else {})
         try:
-            with self._asking(name) as store:
+            with self._ask_store(name) as store:
                 found = store.get(name, options=options)
                 return bytes(found.bytes()), found.meta["size"], found.meta["e_tag"]
         except AlreadyWritten as error:
@@ -390,15 +390,15 @@ class Bucket:
             raise
 
     @contextlib.contextmanager
-    def _listing(self, folder: str) -> Iterator[Any]:
+    def _list_store(self, folder: str) -> Iterator[Any]:
         try:
-            with self._asking(folder) as store:
+            with self._ask_store(folder) as store:
                 yield store
         except FileNotFoundError as error:
             raise StorageError(f"there is no bucket '{self.location.bucket}'") from error
 
     @contextlib.contextmanager
-    def _asking(self, name: str, *, writing: bool = False) -> Iterator[Any]:
+    def _ask_store(self, name: str, *, writing: bool = False) -> Iterator[Any]:
         """Yield the store. Errors become FileNotFoundError, AlreadyWritten and StorageError."""
         try:
             from obstore import exceptions

@@ -42,10 +42,10 @@ def is_rewritten(id: str) -> bool:
     return f"-{REWRITTEN}." in id
 
 
-def written_by(id: str) -> tuple[str, int, bool]:
+def parse_segment_name(id: str) -> tuple[str, int, bool]:
     """Return the writer, its sequence number, and whether the segment is an overlay, from a segment's name.
 
-    >>> written_by("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
+    >>> parse_segment_name("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
     ('actor.1f.9c0d', 7, True)
     """
     name = id.rpartition("/")[2]

@@ -27,7 +27,7 @@ from pydantic import Field
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.files.json import Form, fits, parse_object
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.folders import is_rewritten, segment_key, written_by
+from pipelines.lake.folders import is_rewritten, parse_segment_name, segment_key
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -196,7 +196,7 @@ def make_header(
     }
 
 
-def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
+def encode(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
     """Encode a footer as the texts that Arrow stores."""
     table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
@@ -269,7 +269,7 @@ def _read_footer(storage: Storage, id: str) -> Footer:
     except UNREADABLE as error:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
     header = footer.header
-    if (header["writer"], header["sequence"], footer.is_overlay) != written_by(id):
+    if (header["writer"], header["sequence"], footer.is_overlay) != parse_segment_name(id):
         raise IntegrityError(
             f"segment '{path}' is damaged: it was overwritten by another one, "
             f"number {header['sequence']} of writer '{header['writer']}'"
@@ -277,7 +277,7 @@ def _read_footer(storage: Storage, id: str) -> Footer:
     return footer
 
 
-def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
+def extract_info(row: Mapping[str, Any]) -> TrajectoryInfo:
     """Take the writer's part out of a row of `TRAJECTORIES`."""
     fields = {name: value for name, value in row.items() if name in _INFO}
     fields["attempts"] = tuple(fields["attempts"] or ())

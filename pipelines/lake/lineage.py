@@ -122,16 +122,16 @@ class TrainingHistory:
         self._tables: dict[tuple[Path, int], LiveTable] = {}
         self._lock = threading.Lock()
 
-    def updates(self, uid: str, segment: str) -> list[dict[str, Any]]:
+    def list_updates(self, uid: str, segment: str) -> list[dict[str, Any]]:
         """Return `run`, `first` (the update from which on the trajectory could be drawn) and `checkpoints` (those that
         are kept from there on) for each run that trained on it. `segment`: where the trajectory is now.
         """
         found = []
-        for directory in self._runs():
+        for directory in self._list_runs():
             try:
                 _, newest, snapshots = read_snapshots(directory, "latest")
                 snapshot = next(each for each in snapshots if each["id"] == self._lake.id)
-                first = self._first(directory, newest, snapshot, uid, segment)
+                first = self._find_first_update(directory, newest, snapshot, uid, segment)
             except (AmagoError, StopIteration, OSError):
                 continue
             if first is not None:
@@ -139,7 +139,7 @@ class TrainingHistory:
                 found.append({"run": str(directory.path), "first": first, "checkpoints": kept})
         return found
 
-    def _runs(self) -> Iterator[RunDirectory]:
+    def _list_runs(self) -> Iterator[RunDirectory]:
         own = self._lake.run
         beside = []
         if own is not None and own.parent.is_dir():
@@ -151,13 +151,13 @@ class TrainingHistory:
                 seen.add(place)
                 yield RunDirectory(path)
 
-    def _first(
+    def _find_first_update(
         self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str, segment: str
     ) -> int | None:
         """Return the first update whose view had the trajectory; None if none had."""
         segments: list[str] = snapshot["segments"]
         if segment not in segments:  # rewritten since
-            segment = self._original(directory, newest, snapshot, uid) or ""
+            segment = self._find_original(directory, newest, snapshot, uid) or ""
         if segment not in segments or segment in snapshot["dropped"]:
             return None
         count = segments.index(segment) + 1
@@ -167,7 +167,7 @@ class TrainingHistory:
         where = f"(\n{snapshot['where']}\n) and uid = '{uid}'"
         return first if len(select(self._lake, where).uids) else None
 
-    def _original(self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str) -> str | None:
+    def _find_original(self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str) -> str | None:
         """Return the id of the segment where the run saw a trajectory that was rewritten since."""
         with self._lock:
             key = (directory.path, newest)
@@ -274,7 +274,7 @@ def trace(
 
     InputMissing: no such run or checkpoint, or a lake that is not where it was.
     """
-    return _Walk(lakes, depth, listener).origin(RunDirectory.open(run), which, 0)
+    return _Walk(lakes, depth, listener).trace_checkpoint(RunDirectory.open(run), which, 0)
 
 
 def trajectories(
@@ -299,7 +299,7 @@ class _Walk:
     listener: Listener
     seen: set[Path] = field(default_factory=set)
 
-    def origin(self, directory: RunDirectory, which: str, depth: int) -> CheckpointLineage:
+    def trace_checkpoint(self, directory: RunDirectory, which: str, depth: int) -> CheckpointLineage:
         self.seen.add(directory.path.resolve())
         update, told_by, snapshots = read_snapshots(directory, which)
         drawn = []
@@ -348,10 +348,10 @@ class _Walk:
             collectors={name: known[name] for name in names if name in known},
             moved={s.id: s.file for s in live.segments if s.file != s.id},
             gone=tuple(self._explain_missing(lake, [id for id in snapshot["segments"] if id not in present])),
-            behaviour=tuple(self._behaviour(lake, sources, known, directory, depth)),
+            behaviour=tuple(self._trace_policies(lake, sources, known, directory, depth)),
         )
 
-    def _behaviour(
+    def _trace_policies(
         self,
         lake: Lake,
         sources: Sequence[LineageSource],
@@ -381,7 +381,7 @@ class _Walk:
                 note = "not followed further"
             else:
                 try:
-                    origin = self.origin(found, str(max(trained, default=0)), depth + 1)
+                    origin = self.trace_checkpoint(found, str(max(trained, default=0)), depth + 1)
                 except AmagoError as error:
                     note = str(error)
             yield _BehaviourPolicy(

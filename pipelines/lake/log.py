@@ -169,7 +169,7 @@ class LakeLog:
         touched, self._touched = self._touched, set()
         return touched
 
-    def news(self) -> LogNews:
+    def collect_news(self) -> LogNews:
         """Return what refreshes have read since the last call, for other processes to take."""
         new, self._shared = self._entries[self._shared :], len(self._entries)
         return LogNews(self.names, self._restarted, new, self.problems)
@@ -304,13 +304,13 @@ class LakeLog:
         """Return False for a segment that a maintainer of this lake rewrote, but did not enter in the log."""
         return self._own not in id or id in self.added or bool(self.problems)
 
-    def final(self, id: str) -> str:
+    def find_final(self, id: str) -> str:
         """Return the id of the last segment that `id` was rewritten into, directly or indirectly; or itself."""
         while id in self.moved:
             id = self.moved[id]
         return id
 
-    def alive(self, id: str, uids: np.ndarray) -> np.ndarray:
+    def select_live(self, id: str, uids: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which of the `uids` ("S16") of a segment count."""
         return np.zeros(len(uids), dtype=bool) if self.hides(id) else self.select_unexpired(id, uids)
 
@@ -340,7 +340,7 @@ class LakeLog:
         """
         kept, forgotten, forgot, now = [], False, self.forgot_at, time.time()
         for _, entry, _ in self._entries:
-            moved = {old: self.final(new) for old, new in entry.moved.items() if old in ids}
+            moved = {old: self.find_final(new) for old, new in entry.moved.items() if old in ids}
             segments = [id for id in entry.segments if id in ids]
             dying = ((each, uids) for id, uids in entry.trajectories.items() for each in self._origins(id))
             trajectories = {each: uids for each, uids in dying if each in ids}
@@ -414,7 +414,7 @@ def list_files(storage: Storage) -> list[str]:
         return sorted(filter(_NAME.fullmatch, storage.names(LOG)))
 
 
-def last_number(storage: Storage) -> int:
+def find_last_number(storage: Storage) -> int:
     """Find the number of the newest file of the log, 0 if there is none."""
     return max((int(name[:12]) for name in list_files(storage)), default=0)
 
@@ -423,7 +423,7 @@ def append(storage: Storage, entry: LogEntry, *, after: int | None = None) -> No
     """Append an entry to the log, under the maintenance lease. `after`: number of the newest file that the decision
     rests on (None: now). StageFailed if another process has appended one since: its lease was taken over.
     """
-    _create(storage, last_number(storage) if after is None else after, [entry], restart=False)
+    _create(storage, find_last_number(storage) if after is None else after, [entry], restart=False)
 
 
 def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restart: bool) -> None:
@@ -434,7 +434,7 @@ def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restar
     with explained(f"write '{storage.url(LOG)}'"):
         try:
             # The number itself may be free again, once the log was restarted.
-            if last_number(storage) != after:
+            if find_last_number(storage) != after:
                 raise FileExistsError
             storage.create(key, content)
         except FileExistsError as error:
@@ -449,7 +449,7 @@ def _compute_crc(entries: Any) -> str:
     return f"{zlib.crc32(json.dumps(entries, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def protections(storage: Storage) -> list[Protection]:
+def list_protections(storage: Storage) -> list[Protection]:
     """Return every protection, the oldest first. IntegrityError if the log cannot be read: nothing may expire then."""
     log = read_log(storage)
     log.require_whole()
@@ -492,7 +492,7 @@ def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> P
         raise UsageError(f"a snapshot cannot be protected as '{name}'", hint="choose another name")
     protection = Protection(name=name, time=time.time(), segments=ids)
     with lease(lake):
-        protections(lake.storage)  # refuses a damaged log
+        list_protections(lake.storage)  # refuses a damaged log
         said = {"time": protection.time, "segments": list(ids)}
         append(lake.storage, LogEntry(time=protection.time, reason="protected", protect={name: said}))
     return protection
@@ -501,7 +501,7 @@ def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> P
 def unprotect(lake: Lake, name: str = WHOLE) -> None:
     """Remove a protection. InputMissing if there is none of that name."""
     with lease(lake):
-        known = [protection.name for protection in protections(lake.storage)]
+        known = [protection.name for protection in list_protections(lake.storage)]
         if name not in known:
             raise InputMissing(
                 f"lake '{lake.name}' has no protection '{name}'",

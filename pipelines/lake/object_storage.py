@@ -89,7 +89,7 @@ class ObjectStorage:
         return None
 
     def read(self, key: str) -> bytes:
-        with self._named(key):
+        with self._name_errors(key):
             return self._bucket.read(self._location.object(key))
 
     def tail(self, key: str, count: int) -> bytes:
@@ -163,11 +163,11 @@ class ObjectStorage:
         main = key.removesuffix(".blob.arrow") + ".arrow"
         if main != key and main in self._sizes:  # its blob was published first, and would have been listed too
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
-        with self._named(key):
+        with self._name_errors(key):
             return self._bucket.status(self._location.object(key)).size
 
     def age(self, key: str, now: float) -> float:
-        with self._named(key):
+        with self._name_errors(key):
             return now - self._bucket.status(self._location.object(key)).written
 
     def fetch(self, key: str) -> Path:
@@ -183,10 +183,10 @@ class ObjectStorage:
             if room < 0:
                 break
             wanted.append(key)
-        self._at_once(self.fetch, wanted)
+        self._run_parallel(self.fetch, wanted)
 
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
-        self._at_once(lambda key: self.tail(key, count), list(dict.fromkeys(keys)))
+        self._run_parallel(lambda key: self.tail(key, count), list(dict.fromkeys(keys)))
 
     def room(self) -> int | None:
         return self._cache.room()
@@ -212,7 +212,7 @@ class ObjectStorage:
         return FileCache(self.local)
 
     @contextlib.contextmanager
-    def _named(self, key: str) -> Iterator[None]:
+    def _name_errors(self, key: str) -> Iterator[None]:
         """Give an error of a missing file the whole name."""
         try:
             yield
@@ -220,7 +220,7 @@ class ObjectStorage:
             raise FileNotFoundError(error.errno, error.strerror, self.url(key)) from error
 
     def _read_tail(self, key: str, count: int) -> bytes:
-        with self._named(key):
+        with self._name_errors(key):
             return self._bucket.tail(self._location.object(key), count)
 
     def _download(self, key: str, part: Path) -> int:
@@ -228,10 +228,10 @@ class ObjectStorage:
         held = self._read_cached_end(f"{key}.tail", size or _TAIL)
         if held is not None and (len(held) == size or len(held) < _TAIL):  # it is the whole file
             return part.write_bytes(held)
-        with self._named(key):
+        with self._name_errors(key):
             return self._bucket.download(self._location.object(key), part)
 
-    def _at_once(self, work: Callable[[str], object], keys: Sequence[str]) -> None:
+    def _run_parallel(self, work: Callable[[str], object], keys: Sequence[str]) -> None:
         """Send several requests at a time. Errors are ignored: they recur when a file is needed."""
         if not keys:
             return
@@ -448,7 +448,7 @@ class Lease:
         began, found = time.monotonic(), self._bucket.find(self._name)
         try:
             if found is None:
-                self._version = self._bucket.put_new(self._name, self._text(self._seconds))
+                self._version = self._bucket.put_new(self._name, self._encode(self._seconds))
             else:
                 try:
                     data = json.loads(found.content)
@@ -457,7 +457,7 @@ class Lease:
                     holder, seconds = "", 0.0
                 if seconds and self._bucket.now(f"{self._name}.clock") - found.written < seconds + _CLOCK_TICK:
                     raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
-                self._version = self._bucket.put_over(self._name, self._text(self._seconds), found.version)
+                self._version = self._bucket.put_over(self._name, self._encode(self._seconds), found.version)
         except AlreadyWritten as error:
             raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
         self._require_conditions()
@@ -467,7 +467,7 @@ class Lease:
         """Try once, over the lease that we hold, whether the store refuses a write of another version."""
         if self._bucket.is_conditional is None:
             try:
-                self._bucket.put_over(self._name, self._text(0.0), _NO_VERSION)
+                self._bucket.put_over(self._name, self._encode(0.0), _NO_VERSION)
                 self._bucket.is_conditional = False
             except AlreadyWritten:
                 self._bucket.is_conditional = True
@@ -478,7 +478,7 @@ class Lease:
         """Renew the lease, unless it was taken over; then `require` raises."""
         began = time.monotonic()
         try:
-            self._version = self._bucket.put_over(self._name, self._text(self._seconds), self._version)
+            self._version = self._bucket.put_over(self._name, self._encode(self._seconds), self._version)
             self._until = began + self._seconds
         except AlreadyWritten:
             found = self._bucket.find(self._name)  # perhaps of an attempt of ours whose response was lost
@@ -490,7 +490,7 @@ class Lease:
         """Release the lease, if it is still ours. If the store is unavailable, the lease expires by itself."""
         with contextlib.suppress(AlreadyWritten, StorageError):
             if not self._taken:
-                self._bucket.put_over(self._name, self._text(0.0), self._version)
+                self._bucket.put_over(self._name, self._encode(0.0), self._version)
 
     def require(self) -> None:
         """Raise StageFailed unless the lease is held."""
@@ -515,7 +515,7 @@ class Lease:
             thread.join()
             self.release()
 
-    def _text(self, seconds: float) -> bytes:
+    def _encode(self, seconds: float) -> bytes:
         said = {"holder": f"{name_process()} since {self._began}", "token": self._token, "seconds": seconds}
         return json.dumps(said | {"renewal": secrets.token_hex(4)}).encode()
 

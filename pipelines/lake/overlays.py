@@ -241,7 +241,7 @@ class OverlayWriter:
             "base_segment": [base] * count,
             "base_offset": batch.offset,
             "relabel_method": [method] * count,
-            "crc": self._checksums(first, batch.rows, values),
+            "crc": self._compute_crcs(first, batch.rows, values),
             "t_commit": pa.nulls(count, pa.float64()),
         }
         # A version that begins later than its base begins at time 0.
@@ -277,7 +277,7 @@ class OverlayWriter:
         ]
         return pa.table(arrays, schema=TRAJECTORIES)
 
-    def _checksums(self, first: np.ndarray, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _compute_crcs(self, first: np.ndarray, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return (n,) uint32: the CRC32 of each trajectory over its columns in order."""
         views = [(array.reshape(-1).view(np.uint8).data, array.nbytes // len(array)) for array in values.values()]
         found, crc32 = [], zlib.crc32
@@ -309,7 +309,7 @@ class OverlayWriter:
                 path = storage.local / "wal" / f"{self._writer}-{0:08d}.wal"
                 self._log = Log.create(path, about, tmp=storage.local / "tmp")
             staged = segments.stage_files(
-                storage.local / "tmp", self._writer, self.columns, values, lambda: footers.metadata(header, table)
+                storage.local / "tmp", self._writer, self.columns, values, lambda: footers.encode(header, table)
             )
         self._staged.append(staged)
         self._staged_bytes += self._collected

@@ -209,7 +209,7 @@ def stage(
         columns={name: checksum(array) for name, array in values.items()},
     )
     table = pa.Table.from_pydict(fields, schema=footer.TRAJECTORIES)
-    return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, table))
+    return stage_files(tmp, writer, columns, values, lambda: footer.encode(header, table))
 
 
 def stage_files(

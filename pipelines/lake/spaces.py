@@ -127,7 +127,7 @@ class Ragged:
         """The space of the column of lengths."""
         return Discrete(n=self.max_length + 1)
 
-    def padded(self, value: Any) -> tuple[np.ndarray, int]:
+    def pad(self, value: Any) -> tuple[np.ndarray, int]:
         """Return a text, or a sequence of numbers or of arrays, as (max_length,) and its length.
 
         TooLong, or ValueError if its numbers do not fit `dtype`.

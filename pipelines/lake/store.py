@@ -97,10 +97,10 @@ class Lake:
     """
 
     def __init__(self, place: Path | str) -> None:
-        self._open(*(_header_at(place) or _refuse(place)))
+        self._open(*(_find_header(place) or _refuse(place)))
 
     def _open(self, storage: Storage, header: bytes) -> None:
-        self.storage, self.id = storage, _identity(storage, header)
+        self.storage, self.id = storage, _read_id(storage, header)
         self.local = storage.local
         self._schemas: dict[str, Schema] = {}
 
@@ -158,7 +158,7 @@ class Lake:
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
         """Open the lake at `path`; None if there is none."""
-        found = _header_at(path)
+        found = _find_header(path)
         if found is None:
             return None
         lake = cls.__new__(cls)
@@ -233,7 +233,7 @@ class Lake:
             return schema.id
         known = self._schema_ids()
         if known and schema.id not in known:
-            nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
+            nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
                 f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
                 hint="choose another lake, or the environment that filled this one",
@@ -269,7 +269,7 @@ class Lake:
         return salvage(self.storage, self.schema, listener=listener)
 
 
-def _identity(storage: Storage, content: bytes) -> str:
+def _read_id(storage: Storage, content: bytes) -> str:
     """Return the id in a lake.json. IntegrityError if it is damaged, InputMissing if it is of a newer version."""
     found, header = storage.url(), parse_object(content, _LakeHeader)
     if header is None:
@@ -296,7 +296,7 @@ def _identity(storage: Storage, content: bytes) -> str:
     return header["id"]
 
 
-def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
+def _find_header(place: Path | str) -> tuple[Storage, bytes] | None:
     """Return the storage of the lake at `place`, or of the run there, and its lake.json; None if there is no lake."""
     storage = connect(place)
     for each in (storage,) if is_remote(place) else (storage, storage.below("lake")):
@@ -322,7 +322,9 @@ def _schema_key(schema_id: str) -> str:
     return f"schemas/{schema_id}.json"
 
 
-def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:
+def describe_difference(
+    ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")
+) -> list[str]:
     """Describe the differences of two space signatures, one phrase each; `sides` names their origins."""
     a, b = dict(ours.observation), dict(theirs.observation)
     here, there = sides

@@ -28,7 +28,7 @@ def raw_uids(uids: Sequence[str]) -> np.ndarray:
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")
 
 
-def place_of(ordered: np.ndarray, uid: str) -> int | None:
+def find_place(ordered: np.ndarray, uid: str) -> int | None:
     """Return the index of a uid of 32 hex digits in a sorted array of uids; None if it is missing."""
     try:
         raw = np.array([bytes.fromhex(uid)], dtype="S16")

@@ -204,7 +204,7 @@ def parse(data: bytes) -> LogContent:
         return content  # its writer died, or the power failed, before it had content
     content.damaged = int(not data.startswith(MAGIC))
     content.valid = min(len(MAGIC), len(data))
-    for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
+    for kind, payload, end in _iterate_frames(memoryview(data), len(MAGIC)):
         content.valid = end
         try:
             if payload is None:
@@ -236,14 +236,14 @@ def parse(data: bytes) -> LogContent:
     return content
 
 
-def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
+def _iterate_frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
     """Yield (kind, payload or None if it is damaged, end) of each frame that ends inside `data`."""
     while start + _FRAME.size <= len(data):
-        kind, payload, end = _frame(data, start)
+        kind, payload, end = _parse_frame(data, start)
         if payload is not None:
             yield kind, payload, end
         else:
-            following = _next_frame(data, start + 1)
+            following = _find_frame(data, start + 1)
             if following is None and end < 0:
                 return  # a torn tail
             if following is not None and not 0 <= end <= following:
@@ -252,7 +252,7 @@ def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | 
         start = end
 
 
-def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
+def _parse_frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
     """Return the kind, payload (None if its checksum is wrong) and end (-1 if impossible) of the frame at `start`."""
     kind, length, crc = _FRAME.unpack_from(data, start)
     end = start + _FRAME.size + length
@@ -266,7 +266,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
     return kind, payload if good else None, end
 
 
-def _next_frame(data: memoryview, start: int) -> int | None:
+def _find_frame(data: memoryview, start: int) -> int | None:
     """Find where the first valid frame at `start` or later begins."""
     raw = np.frombuffer(data, np.uint8)[start:]
     if len(raw) < _FRAME.size:
@@ -277,6 +277,8 @@ def _next_frame(data: memoryview, start: int) -> int | None:
         places = places[raw[places + byte] == 0]
     for place in (places + start).tolist():
         text = place + _FRAME.size + (4 if data[place] == ord("M") else 0)
-        if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _frame(data, place)[1] is not None:
+        if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _parse_frame(data, place)[
+            1
+        ] is not None:
             return place
     return None

@@ -19,7 +19,7 @@ from pipelines.envs.legal import LegalActions
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.log import read_log
-from pipelines.lake.maintenance.files import live_steps
+from pipelines.lake.maintenance.files import count_live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
@@ -354,7 +354,7 @@ def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
     """Count the live steps of collectors whose names begin so: on a disk by the index; in an object store, where the
     index would fetch the footers of all collectors, by the segments of these."""
     if is_remote(lake.name):
-        return live_steps(lake, writer_label(collector))
+        return count_live_steps(lake, writer_label(collector))
     quoted = collector.replace("'", "''")
     mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
     _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")

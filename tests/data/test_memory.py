@@ -126,7 +126,7 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         target.parent.mkdir(exist_ok=True)
         sink = Sparse(target)
         with pa.ipc.new_file(
-            sink, batch.schema, metadata=footer.metadata({**header, "sequence": number}, filled)
+            sink, batch.schema, metadata=footer.encode({**header, "sequence": number}, filled)
         ) as writer:
             writer.write_batch(batch)
         sink.close()

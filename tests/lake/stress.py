@@ -91,14 +91,14 @@ def relabel_once(opened: Lake, ledger: Ledger) -> None:
     opened.salvage()
     reader = Reader(opened)
     reader.refresh()
-    known = reader.derived()
+    known = reader.list_derived()
     with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
-        for segment in reader.originals():
+        for segment in reader.list_originals():
             lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
             if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
                 continue
             try:
-                portion = reader.portion(segment.number, segment.uids[lacking])
+                portion = reader.read_portion(segment.number, segment.uids[lacking])
             except StageFailed:  # files vanish as fast as they are looked for
                 continue
             if portion is None:

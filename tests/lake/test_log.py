@@ -14,7 +14,7 @@ from pipelines.errors import StageFailed
 from pipelines.lake.folders import FolderChooser, is_rewritten, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import LakeLog, LogEntry, append, last_number, read_log
+from pipelines.lake.log import LakeLog, LogEntry, append, find_last_number, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
@@ -220,7 +220,7 @@ def test_an_attempt_whose_response_was_lost_counts_once(lake: Lake, monkeypatch:
 
     monkeypatch.setattr(LocalStorage, "create", lose)
     append(lake.storage, LogEntry(time=1.0, steps={"a": 3}))
-    assert last_number(lake.storage) == 1
+    assert find_last_number(lake.storage) == 1
     assert read_log(lake.storage).steps == {"a": 3}
 
 
@@ -236,13 +236,13 @@ def test_restarted_log_means_the_same(lake: Lake) -> None:
     log.refresh()
     (middle,) = {log.moved[first]}
     ids = [id for id in list_all(lake.storage) if id != middle]
-    last = log.final(first)
+    last = log.find_final(first)
     assert log.shorten(ids)
     again = LakeLog(lake.storage, lake.id)
     again.refresh()
-    assert again.final(first) == last
+    assert again.find_final(first) == last
     assert again.hides(first)
     quarantine(lake, last)
     again.refresh()
     assert not again.hides(first)
-    assert not again.alive(first, np.array([bytes.fromhex(written[0])], "S16")).any()
+    assert not again.select_live(first, np.array([bytes.fromhex(written[0])], "S16")).any()

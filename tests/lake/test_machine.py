@@ -26,7 +26,7 @@ from pipelines.lake import folders, log, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.log import lease, protect, protections
+from pipelines.lake.log import lease, list_protections, protect
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.files import FileTable, sweep
 from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
@@ -234,7 +234,7 @@ class LakeMachine(RuleBasedStateMachine):
         with lease(self.lake):
             inventory = FileTable(self.lake)
             inventory.refresh()
-            kept = {id for protection in protections(self.lake.storage) for id in protection.segments}
+            kept = {id for protection in list_protections(self.lake.storage) for id in protection.segments}
             plan = make_plan(inventory, RetentionLimits(max_steps=steps), kept=kept, now=0.0, whole=True)
             assert all(part.is_whole for part in plan.going)
             plan.carry_out(self.lake, reason="cap")

@@ -24,7 +24,7 @@ from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import REWRITTEN, FolderChooser
-from pipelines.lake.log import Held, LogEntry, append, last_number, lease
+from pipelines.lake.log import Held, LogEntry, append, find_last_number, lease
 from pipelines.lake.maintenance.files import GRACE_SECONDS, File, FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import expire_orphans
 from pipelines.lake.schema import Column
@@ -196,7 +196,7 @@ def rewrite(
     with explained(f"rewrite segments of '{lake.name}'"):
         held()
         lake.storage.create_folders()  # copying a lake loses empty folders
-        position = last_number(lake.storage)
+        position = find_last_number(lake.storage)
         sources = []
         for id, keep in parts.items():  # each a download, in an object store
             held()
@@ -274,7 +274,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
             rows=rows,
             columns={name: v.crc if isinstance(v, _WideColumn) else checksum(v) for name, v in values.items()},
         )
-        return footers.metadata({**header, "replaces": replaces}, table)
+        return footers.encode({**header, "replaces": replaces}, table)
 
     staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
     try:

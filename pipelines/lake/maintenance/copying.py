@@ -35,7 +35,7 @@ from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch
 from pipelines.lake.storage import LocalStorage, is_remote
-from pipelines.lake.uids import contains, place_of, raw_uids
+from pipelines.lake.uids import contains, find_place, raw_uids
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -92,7 +92,7 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
         ExpiredUids(target.storage).begin()
         with explained(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
-                if job.go(first=attempt == 0):
+                if job.copy_once(first=attempt == 0):
                     return job.done
     raise StageFailed(f"files of lake '{source.name}' vanish while they are copied", hint="repeat the command later")
 
@@ -118,17 +118,17 @@ class _CopyJob:
         for path in (self.target.local / "tmp").glob(f"{COPIED}.*.tmp"):  # of dead copies
             path.unlink(missing_ok=True)
 
-    def go(self, *, first: bool) -> bool:
+    def copy_once(self, *, first: bool) -> bool:
         """Make one pass over the source; returns whether nothing was missed. `first`: count what is present already."""
         self._missed, self._first = False, first
         self._reader.refresh()
-        files = self._files()
+        files = self._group_files()
         for overlays in (False, True):
             self._read_target()
             mine = {id: own for id, own in files.items() if own[0].is_overlay == overlays}
             for number, (id, own) in enumerate(mine.items(), 1):
                 try:
-                    self._file(id, own)
+                    self._copy_from(id, own)
                 except FileNotFoundError:  # rewritten and swept meanwhile
                     self._missed = True
                 except IntegrityError as error:
@@ -139,7 +139,7 @@ class _CopyJob:
         self._copy_collectors()
         return not self._missed
 
-    def _files(self) -> dict[str, list[Segment]]:
+    def _group_files(self) -> dict[str, list[Segment]]:
         """Group the segments of the source by file, without those that have no live trajectory."""
         files: dict[str, list[Segment]] = {}
         for segment in self._reader.live.segments:
@@ -159,7 +159,7 @@ class _CopyJob:
         self._expired = ExpiredUids(self.target.storage).read()
         self._known = {*list_all(self.target.storage), *self._there.rewritten, *log.moved, *log.whole}
 
-    def _file(self, id: str, own: list[Segment]) -> None:
+    def _copy_from(self, id: str, own: list[Segment]) -> None:
         alive = np.concatenate([segment.uids for segment in own])
         alive = alive[~contains(self._expired, alive)]
         if self.chosen is not None:
@@ -177,7 +177,7 @@ class _CopyJob:
         self._register(footer.header["schema"])
         self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
         # A segment that the target rewrote itself counts there by its log alone.
-        bases_are_there = not footer.is_overlay or (self._there.bases_of(footer.trajectories)[0] >= 0).all()
+        bases_are_there = not footer.is_overlay or (self._there.find_bases(footer.trajectories)[0] >= 0).all()
         if missing.all() and bases_are_there and self._there.log.is_finished(id):
             try:
                 self._copy_file(id, footer)
@@ -186,7 +186,7 @@ class _CopyJob:
                 self._report_damage(id, str(error))
         for uid in hex_uids(uids[missing]):
             try:
-                self._take(uid)
+                self._queue(uid)
             except IntegrityError as error:
                 self._report_damage(id, str(error))
 
@@ -241,12 +241,12 @@ class _CopyJob:
         with open(path, "rb") as content:
             return atomic.stage(tmp, name, lambda file: shutil.copyfileobj(content, file, 1 << 20))
 
-    def _take(self, uid: str) -> None:
+    def _queue(self, uid: str) -> None:
         """Queue one trajectory for a new segment. IntegrityError if it is damaged."""
         segment, _ = self._reader.locate(uid)
         row, own = self._read(uid)
         base = row["base_uid"]
-        place = None if base is None else place_of(self._present, base.hex())
+        place = None if base is None else find_place(self._present, base.hex())
         lies_in = None if place is None else self._there.segments[self._present_in[place]].file
         if base is not None and lies_in is None:
             self._read(base.hex())  # verifies what it shares with its base

@@ -36,9 +36,9 @@ from pipelines.lake.folders import (
     folders,
     is_rewritten,
     list_names,
+    parse_segment_name,
     segment_ids,
     segment_key,
-    written_by,
 )
 from pipelines.lake.footer import read_footer, uid_array
 from pipelines.lake.live import LiveTable
@@ -92,7 +92,7 @@ class File:
     def live_steps(self) -> int:
         return int(self.steps[self.alive].sum())
 
-    def named(self, ids: Collection[str]) -> np.ndarray:
+    def select_from(self, ids: Collection[str]) -> np.ndarray:
         """Return (n,) bool: which trajectories come from the segments `ids`, also through rewriting."""
         found = np.full(len(self.uids), self.id in ids)
         for old, (first, count) in self.replaces.items():
@@ -175,12 +175,12 @@ class FileTable:
         return len(live), sum(live)
 
 
-def live_steps(lake: Lake, label: str) -> Counter[str]:
+def count_live_steps(lake: Lake, label: str) -> Counter[str]:
     """Count the live steps of each collector, overlays apart, in the segments of writers whose names begin with `label`
     and in those rewritten or copied from others. Footers of other segments are not read."""
 
     def may_count(id: str) -> bool:
-        writer, _, is_overlay = written_by(id)
+        writer, _, is_overlay = parse_segment_name(id)
         return not is_overlay and (is_rewritten(id) or writer.startswith((label, f"{COPIED}.")))
 
     table, found = FileTable(lake, only=may_count), Counter[str]()

@@ -190,7 +190,7 @@ def expire_orphans(inventory: FileTable) -> None:
             base = inventory.live.file_of(id)
             if base not in log.quarantined and base not in inventory.live.unreadable:  # otherwise it may return
                 orphans |= (overlay.base_ids == id) & ~overlay.alive
-        orphans &= log.alive(overlay.id, overlay.uids)  # the others are removed already
+        orphans &= log.select_live(overlay.id, overlay.uids)  # the others are removed already
         if orphans.any():
             going.append(_FileExpiry(overlay, orphans, bool(orphans.all())))
     if going:
@@ -210,7 +210,7 @@ def make_plan(
     nearest trajectory).
     """
     files = inventory.files
-    free = {id: file.alive & ~file.named(kept) for id, file in files.items()}
+    free = {id: file.alive & ~file.select_from(kept) for id, file in files.items()}
     for overlay, bases in inventory.overlays():
         held = overlay.alive & ~free[overlay.id]
         for base, rows in bases if held.any() else ():

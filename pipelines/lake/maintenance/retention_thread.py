@@ -131,7 +131,7 @@ class RetentionThread:
 
     def _expire(self, held: Held) -> bool:
         """Expire what exceeds the limits; return whether anything did."""
-        if self._fullness() <= 1:
+        if self._measure_fullness() <= 1:
             return False
         protected = self._inventory.log.protected.values()
         if any(protection.is_whole for protection in protected):
@@ -140,7 +140,7 @@ class RetentionThread:
         kept = {id for protection in protected for id in protection.segments}
         gone = False
         for whole, above in ((True, 1.0), (False, _SLACK)):
-            if self._fullness() > above:
+            if self._measure_fullness() > above:
                 plan = make_plan(self._inventory, self.limits, kept=kept, now=time.time(), whole=whole)
                 held()
                 plan.carry_out(self.lake, reason="the lake was full")
@@ -148,7 +148,7 @@ class RetentionThread:
                 gone = gone or bool(plan.going)
         return gone
 
-    def _fullness(self) -> float:
+    def _measure_fullness(self) -> float:
         """Compute the size of the lake as a fraction of its limit."""
         files = list(self._inventory.files.values())
         steps = sum(file.live_steps for file in files if not file.is_overlay)

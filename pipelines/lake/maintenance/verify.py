@@ -39,10 +39,10 @@ from pipelines.lake.folders import (
     blob_key,
     is_rewritten,
     list_all,
+    parse_segment_name,
     segment_key,
-    written_by,
 )
-from pipelines.lake.footer import FORMAT, Footer, hex_uids, metadata, read_footer
+from pipelines.lake.footer import FORMAT, Footer, encode, hex_uids, read_footer
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import Held, LakeLog, LogEntry, append, lease
 from pipelines.lake.maintenance.compaction import rewrite
@@ -113,10 +113,10 @@ class Quarantine:
             return
         facts, table = known
         header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
-        header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
+        header |= {"format": FORMAT, "sequence": parse_segment_name(id)[1], "columns": dict.fromkeys(facts["columns"])}
         # Which part came from which segment is not recorded.
         header["replaces"] = {old: [0, table.num_rows] for old in facts["replaces"]}
-        self._storage.write(self._footer_key(id), json.dumps(metadata(header, table)).encode())
+        self._storage.write(self._footer_key(id), json.dumps(encode(header, table)).encode())
 
     def restore(self, id: str, held: Held) -> bool:
         """Give a segment whose footer cannot be read the one that the index recorded; False if that is not possible.
@@ -146,7 +146,7 @@ class Quarantine:
         crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in values.items()}
 
         def write(crcs: Mapping[str, int | None]) -> StagedFiles:
-            texts = metadata({**header, "columns": {column.name: crcs.get(column.name) for column in stored}}, table)
+            texts = encode({**header, "columns": {column.name: crcs.get(column.name) for column in stored}}, table)
             name = f"{REWRITTEN}.{secrets.token_hex(4)}"
             return segments.stage_files(self._lake.local / "tmp", name, plain, values, lambda: texts)
 

@@ -525,7 +525,7 @@ class _IndexUpdate:
 
 
 @contextlib.contextmanager
-def reading(
+def open_index(
     lake: Lake, listener: Listener = silent, *, megabytes: int | None = None, wait: bool = True
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a locked-down connection to an updated index; queries may use `megabytes`. Segments that are left out are
@@ -538,7 +538,7 @@ def reading(
     try:
         with contextlib.ExitStack() as stack:
             connection = index.open(stack, megabytes=megabytes, listener=listener, wait=wait)
-            for problem in sql.problems(connection):
+            for problem in sql.list_problems(connection):
                 listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
             yield connection
     except sql.IndexDamaged:
@@ -549,7 +549,7 @@ def reading(
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
     """Update the index, as every query does."""
-    with reading(lake, listener):
+    with open_index(lake, listener):
         pass
 
 
@@ -579,7 +579,7 @@ def query(
         return found
 
     def answer() -> tuple[list[str], sql.Rows]:
-        with reading(lake, listener, wait=wait) as connection:
+        with open_index(lake, listener, wait=wait) as connection:
             return sql.answer(connection, lake, text, most=most, listener=listener)
 
     return _answer_twice(answer)
@@ -612,5 +612,8 @@ def _answer_twice(answer: Callable[[], _T]) -> _T:
 @contextlib.contextmanager
 def _open_in_helper(kind: type[Lake], name: str, limits: QueryLimits, listener: Listener) -> Iterator[Opened]:
     lake = kind(name)
-    with reading(lake, listener, megabytes=limits.megabytes // 2) as connection, sql.within(connection, limits):
+    with (
+        open_index(lake, listener, megabytes=limits.megabytes // 2) as connection,
+        sql.enforce_limits(connection, limits),
+    ):
         yield Opened((connection, lake), writes=not isinstance(lake.storage, LocalStorage))

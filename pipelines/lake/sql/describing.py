@@ -73,7 +73,7 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
     `columns`, `stored`, `segment_sizes` and `protections`, lists of rows (dictionaries with the same keys).
     """
     now = time.time()
-    with catalog.reading(lake, listener) as connection:
+    with catalog.open_index(lake, listener) as connection:
 
         def ask(text: str) -> list[dict[str, Any]]:
             names, rows = sql.answer(connection, lake, text, listener=listener)

@@ -126,13 +126,13 @@ def page(
     connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
     """Query the fields of a `TrajectoryPage`. Runs in the helper process."""
-    matching, _ = _matching(connection, lake, where)
+    matching, _ = _select_from(connection, lake, where)
     start, beyond = 0, ""
     if anchor:
-        every, _ = _matching(connection, lake, "")
+        every, _ = _select_from(connection, lake, "")
         found = connection.execute(f'select "{order}" from {"".join(every)} where uid = ?', [anchor]).fetchall()
         if found:  # otherwise it expired: begin at the first page
-            beyond = _beyond(order, found[0][0], anchor, descending=descending, backwards=backwards)
+            beyond = _build_condition(order, found[0][0], anchor, descending=descending, backwards=backwards)
             with run_query(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
                 ((others,),) = counted.fetchall()
             with run_query(connection, lake, ["select count(*) from ", *matching]) as counted:
@@ -159,7 +159,7 @@ def page(
 
 def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
     """Summarise those that match. Runs in the helper process."""
-    matching, complete = _matching(connection, lake, where)
+    matching, complete = _select_from(connection, lake, where)
     text = (
         f"select count(*) as trajectories, count(*) filter ({complete}) as episodes,"
         " coalesce(sum(length), 0)::bigint as steps,"
@@ -173,7 +173,7 @@ def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
 
 def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
     """Bin the returns of those that match. Runs in the helper process."""
-    matching, complete = _matching(connection, lake, where)
+    matching, complete = _select_from(connection, lake, where)
     query = [
         f'with shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
         *matching,
@@ -189,7 +189,7 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
+def _select_from(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     """Return the parts of a query's FROM clause for the trajectories that match a user's predicate, and the condition
     for complete episodes among them. Episodes are joined only if the lake has pieces: that costs a scan."""
     rows = f"{rows_of(connection)} as trajectories"
@@ -205,7 +205,7 @@ def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     return [f"({_JOINED}", *among, ") as trajectories"], "complete"
 
 
-def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
+def _build_condition(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
     """Build the condition for rows after a row in the order, or before it."""
     column, sign = f'"{order}"', "<" if backwards else ">"
     if value is None:

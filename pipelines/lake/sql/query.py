@@ -88,9 +88,9 @@ def may_be_replaced(error: Exception) -> bool:
     return not any(word in str(error).lower() for word in words)
 
 
-def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def list_problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """List why segments are not in the index."""
-    with in_users_words({}):
+    with explain_errors({}):
         rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
     return [text for (text,) in rows]
 
@@ -106,13 +106,13 @@ def answer(
     """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
     and the place, for anything else.
     """
-    with in_users_words({1: text}):
+    with explain_errors({1: text}):
         statements = connection.extract_statements(text)
     explains = len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN
     inner = text[_EXPLAIN.match(text).end() :] if explains and _EXPLAIN.match(text) else text  # type: ignore[union-attr]
     if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
         raise UsageError("SQL: one SELECT is expected", hint=_CHANGES)
-    with in_users_words({1: text}):
+    with explain_errors({1: text}):
         offer(connection, lake, inner, listener)
         result = connection.execute(text)
         rows = result.fetchall() if most is None else result.fetchmany(most)
@@ -301,7 +301,7 @@ def _read_scans(
 
 
 @contextlib.contextmanager
-def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterator[None]:
+def enforce_limits(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterator[None]:
     """Stop what runs inside at its limits, with a UsageError that says which."""
     timer = threading.Timer(limits.seconds, connection.interrupt)
     timer.daemon = True
@@ -322,7 +322,7 @@ def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterat
         timer.join()
 
 
-def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a result with DuckDB's own errors, which Arrow replaces by others."""
     try:
         yield from reader
@@ -336,7 +336,7 @@ def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 
 @contextlib.contextmanager
-def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
+def explain_errors(texts: Mapping[int, str]) -> Iterator[None]:
     """Turn errors of DuckDB into UsageErrors that point into a user's texts, keyed by their first line in the query."""
     try:
         yield
@@ -431,7 +431,7 @@ class CompiledExpression:
         found = parse_query(self._connection, f"select (\n{text}\n)")
         assert found is not None  # it has been checked
         self.reads = tuple(name for name in self._columns if found.stars or name.lower() in found.columns)
-        with self._given({name: np.zeros((0, *c.shape), c.stored_dtype) for name, c in self._columns.items()}):
+        with self._register_steps({name: np.zeros((0, *c.shape), c.stored_dtype) for name, c in self._columns.items()}):
             result = self._connection.execute(f"select (\n{self._text}\n), {_ROW} from steps limit 0")
             assert result.description is not None
             kind = str(result.description[0][1])
@@ -455,14 +455,14 @@ class CompiledExpression:
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
         values = np.full(len(time), np.nan)
-        with self._given(columns, time, trajectory):
+        with self._register_steps(columns, time, trajectory):
             table = self._connection.execute(self._query).to_arrow_table()
             found = table["value"].combine_chunks()
             values[table[_ROW].to_numpy()] = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
         return values
 
     @contextlib.contextmanager
-    def _given(
+    def _register_steps(
         self,
         columns: Mapping[str, np.ndarray],
         time: np.ndarray | None = None,
@@ -478,7 +478,7 @@ class CompiledExpression:
             table[name] = to_sql_array(column, stored, sql_type([column]))
         self._connection.register("steps", pa.table(table))
         try:
-            with within(self._connection, self._limits), in_users_words({2: self._text}):
+            with enforce_limits(self._connection, self._limits), explain_errors({2: self._text}):
                 yield
         finally:
             self._connection.unregister("steps")
@@ -551,7 +551,7 @@ class StepTable:
             if field.name not in wanted:
                 arrays.append(blank.array(field.name, piece.count))
             elif field.name in DERIVED:
-                arrays.append(piece.derived(field.name))
+                arrays.append(piece.derive(field.name))
             elif field.name not in columns:
                 arrays.append(pa.nulls(piece.count, field.type))
             else:
@@ -585,7 +585,7 @@ class _Piece:
         self._rows = np.minimum(ends, stop) - begins
         self.count = stop - start
 
-    def derived(self, name: str) -> pa.Array:
+    def derive(self, name: str) -> pa.Array:
         if name == "t":
             ends, first = np.cumsum(self._rows), self._table["first_step"].to_numpy()
             return pa.array(np.arange(self.count) - np.repeat(ends - self._rows - self._skipped - first, self._rows))

@@ -86,7 +86,7 @@ def choose(
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
     parts, missing = [(np.zeros(0, "S16"), np.zeros(0))], 0
     with run_query(connection, lake, query) as found:
-        for batch in sql.batches(found.to_arrow_reader(65_536)):
+        for batch in sql.read_batches(found.to_arrow_reader(65_536)):
             values = batch.column(1)
             missing += values.null_count
             raw = uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))]))
@@ -140,7 +140,7 @@ def run_query(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
             begins[line] = str(part)
         line += part.count("\n")
     try:
-        with sql.in_users_words(begins):
+        with sql.explain_errors(begins):
             sql.offer(connection, lake, query)
             yield connection.execute(query)
     except UsageError as error:
@@ -167,7 +167,7 @@ def tasks(lake: Lake, where: str, *, env: str, listener: Listener = silent) -> l
     order. UsageError as in `select`.
     """
     chosen = select(lake, where, listener=listener)
-    with catalog.reading(lake, listener) as connection:
+    with catalog.open_index(lake, listener) as connection:
         connection.register("chosen", pa.table({"uid": pa.array(hex_uids(chosen.uids), pa.string())}))
         text = "select distinct task from trajectories semi join chosen using (uid) where env = ? order by task"
         return [task for (task,) in connection.execute(text, [env]).fetchall()]

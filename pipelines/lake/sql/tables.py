@@ -77,7 +77,7 @@ class LogTable:
             columns = ", ".join(f"'{name}': '{kind}'" for name, kind in literals)
             identifiers = ["stage", *(name.replace('"', '""') for name in names)]
             shown = ", ".join(f'read_ndjson."{name}"' for name in identifiers)
-            with sql.within(connection, limits):
+            with sql.enforce_limits(connection, limits):
                 return connection.execute(
                     f"select runs.run, {shown} from read_ndjson(?, columns={{{columns}}}, ignore_errors=true,"
                     f" filename=true, maximum_object_size={_LONGEST_LINE})"
@@ -100,10 +100,10 @@ def query(
     return found
 
 
-def matching(name: str, table: RowTable, text: str, *, listener: Listener = silent) -> list[int]:
+def select_rows(name: str, table: RowTable, text: str, *, listener: Listener = silent) -> list[int]:
     """Return the places of the rows for which a user's SQL expression holds. UsageError, with the place in the text."""
     found: list[int] = sandbox.ask(
-        places, {"name": name, "table": table, "text": text}, QueryLimits(), opening=_open, listener=listener
+        find_places, {"name": name, "table": table, "text": text}, QueryLimits(), opening=_open, listener=listener
     )
     return found
 
@@ -114,19 +114,19 @@ def answer(
     """Return the column names and rows of one SELECT. Runs in the helper process."""
     from pipelines.lake.sql import query as sql
 
-    with sql.in_users_words({1: text}):
+    with sql.explain_errors({1: text}):
         found = sql.parse_query(connection, text)
     if found is None:
         raise UsageError("SQL: one SELECT is expected")
     for name, each in tables.items():
         if name in found.tables or found.lists:
             connection.register(name, each.to_arrow(found, limits))
-    with sql.in_users_words({1: text}):
+    with sql.explain_errors({1: text}):
         result = connection.execute(text)
         return [column[0] for column in result.description or []], result.fetchall()
 
 
-def places(
+def find_places(
     connection: duckdb.DuckDBPyConnection, limits: QueryLimits, name: str, table: RowTable, text: str
 ) -> list[int]:
     """Return the places of the rows for which an expression holds. Runs in the helper process."""
@@ -135,7 +135,7 @@ def places(
     numbered = RowTable(columns=table.columns, rows=[{**row, _PLACE: place} for place, row in enumerate(table.rows)])
     sql.check_expression(connection, text)
     connection.register(name, numbered.to_arrow(None, limits))
-    with sql.in_users_words({2: text}):
+    with sql.explain_errors({2: text}):
         found = connection.execute(f'select "{_PLACE}", (\n{text}\n) from {name}')
         assert found.description is not None
         if str(found.description[1][1]) != "BOOLEAN":
@@ -155,5 +155,5 @@ def _open(limits: QueryLimits, listener: Listener) -> Iterator[Opened]:
 
     with contextlib.closing(duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 2})) as connection:
         sql.lock_down(connection, limits.megabytes // 2)
-        with sql.within(connection, limits):
+        with sql.enforce_limits(connection, limits):
             yield Opened((connection, limits))

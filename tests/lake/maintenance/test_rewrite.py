@@ -65,15 +65,16 @@ def test_what_a_segment_replaced_is_named_again_with_what_is_left_of_it(lake: La
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "wide"])
 def test_a_damaged_segment_is_left_as_it_is(lake: Lake, schema: Schema) -> None:
     written = fill(lake, [30, 40, 50], schema=schema, seal_every=1)
-    parts = whole(lake, list_all(lake.storage))
-    damage(lake, parts[1].id, written[list(written)[1]], schema)
+    first, second, third = list_all(lake.storage)
+    parts = whole(lake, [first, second, third])
+    damage(lake, second, written[list(written)[1]], schema)
     told: list = []
     done = merge(lake, parts, listener=told.append)
     assert done is not None
-    assert done.replaced == (parts[0].id, parts[2].id)
+    assert done.replaced == (first, third)
     assert len(told) == 1
     assert "left unchanged" in told[0].text
-    assert merge(lake, [parts[1]]) is None
+    assert merge(lake, {second: parts[second]}) is None
     assert len(verify(lake).corrupt) == 1
 
 

@@ -29,9 +29,9 @@ def there(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of which a store is asked, from now on."""
     names: list[str] = []
-    asking = Bucket._asking
+    asking = Bucket._ask_store
     monkeypatch.setattr(
-        Bucket, "_asking", lambda self, name, **options: (names.append(name), asking(self, name, **options))[1]
+        Bucket, "_ask_store", lambda self, name, **options: (names.append(name), asking(self, name, **options))[1]
     )
     return names
 

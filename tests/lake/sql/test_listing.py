@@ -54,7 +54,7 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
     batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
     path = lake.path / segment_key(new)
     path.parent.mkdir(exist_ok=True)
-    metadata = footer.metadata(header, pa.concat_tables(tables))
+    metadata = footer.encode(header, pa.concat_tables(tables))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
         writer.write_batch(batch)
     append(lake.storage, LogEntry(time=0.0, moved=dict.fromkeys(ids, new)))
