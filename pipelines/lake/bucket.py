@@ -453,9 +453,7 @@ def reason(text: str, location: Location) -> str:
     for pattern, known in _REASONS:
         if pattern.search(text):
             return known.format(
-                bucket=location.bucket,
-                endpoint=location.endpoint or "the store",
-                credentials=location.credentials,
+                bucket=location.bucket, endpoint=location.endpoint or "the store", credentials=location.credentials
             )
     code, message = _CODE.search(text), _MESSAGE.search(text)
     line = message[1] if message else _ATTEMPTS.sub("", text.partition("\n\nDebug source:")[0].partition("<?xml")[0])

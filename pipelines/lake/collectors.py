@@ -14,6 +14,7 @@ These files only describe where data came from; the lake can be read without the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -121,14 +122,11 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
     """Read the records of all collectors by name."""
     found: dict[str, dict[str, Any]] = {}
     for name in sorted(lake.storage.names(FOLDER)):
-        if not name.endswith(".json") or name.startswith("."):
-            continue
-        try:
-            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), _CollectorRecord)
-        except OSError:
-            continue
-        if record is not None:
-            found[record["collector"]] = record
+        if name.endswith(".json") and not name.startswith("."):
+            with contextlib.suppress(OSError):
+                record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), _CollectorRecord)
+                if record is not None:
+                    found[record["collector"]] = record
     return found
 
 
@@ -139,20 +137,10 @@ def table(lake: Lake) -> pa.Table:
     rows = []
     for name, record in read_all(lake).items():
         run, processes = record.get("run") or {}, record.get("processes") or [{}]
-        rows.append(
-            {
-                "collector": name,
-                "run": run.get("absolute"),
-                "run_id": run.get("id"),
-                "env": record.get("env", {}).get("name"),
-                "seed": record.get("seed"),
-                "started": record.get("started"),
-                "host": processes[-1].get("host"),
-                "pid": processes[-1].get("pid"),
-                "process_started": processes[-1].get("started"),
-                "processes": len(processes),
-            }
-        )
+        row = {"collector": name, "run": run.get("absolute"), "run_id": run.get("id")}
+        row |= {"env": record.get("env", {}).get("name"), "seed": record.get("seed"), "started": record.get("started")}
+        row |= {"host": processes[-1].get("host"), "pid": processes[-1].get("pid")}
+        rows.append(row | {"process_started": processes[-1].get("started"), "processes": len(processes)})
     return table_of_objects(rows, _COLUMNS)
 
 

@@ -309,15 +309,8 @@ class _Walk:
             except AmagoError as error:
                 if depth == 0:
                     raise
-                drawn.append(
-                    LakeLineage(
-                        lake=snapshot["name"],
-                        id=snapshot["id"],
-                        schema=snapshot["schema"],
-                        segments=len(snapshot["segments"]),
-                        note=str(error),
-                    )
-                )
+                about = {"lake": snapshot["name"], "id": snapshot["id"], "schema": snapshot["schema"]}
+                drawn.append(LakeLineage(**about, segments=len(snapshot["segments"]), note=str(error)))
                 continue
             drawn.append(self._trace_lake(lake, snapshot, directory, depth))
         return CheckpointLineage(

@@ -438,7 +438,7 @@ class Lease:
                     ) from None
                 yield lambda: None
                 return
-            with self._keep_renewing():
+            with self.keep_renewing():
                 yield self.require
 
     def acquire(self) -> None:
@@ -498,7 +498,7 @@ class Lease:
             raise StageFailed(f"{self._what}: the lease of this process has run out", hint="repeat the command")
 
     @contextlib.contextmanager
-    def _keep_renewing(self) -> Iterator[None]:
+    def keep_renewing(self) -> Iterator[None]:
         """Renew the lease in the background, and release it at the end."""
 
         def keep() -> None:

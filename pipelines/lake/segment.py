@@ -213,11 +213,7 @@ def stage(
 
 
 def stage_files(
-    tmp: Path,
-    writer: str,
-    columns: Sequence[Column],
-    values: Mapping[str, Any],
-    metadata: Callable[[], dict[str, str]],
+    tmp: Path, writer: str, columns: Sequence[Column], values: Mapping[str, Any], metadata: Callable[[], dict[str, str]]
 ) -> StagedFiles:
     """Write `values` (rows, *shape) of every column in storage form; an OSError leaves nothing behind.
 

@@ -202,12 +202,8 @@ def make_grid(space: Space, points: int) -> np.ndarray:
 def space_to_json(space: Space) -> dict[str, Any]:
     """Encode a space as a JSON object with `kind` and its fields."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(space, cls))
-    fields = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in vars(space).items()
-        if value is not None
-    }
-    return {"kind": kind, **fields}
+    fields = {name: value for name, value in vars(space).items() if value is not None}
+    return {"kind": kind} | {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
 def space_from_json(data: Mapping[str, Any]) -> Space:

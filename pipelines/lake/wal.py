@@ -99,10 +99,7 @@ class Log:
         return None
 
     def append(
-        self,
-        row: Mapping[str, Any],
-        each: Mapping[str, Sequence[Any] | np.ndarray],
-        data: Sequence[bytes | memoryview],
+        self, row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], data: Sequence[bytes | memoryview]
     ) -> None:
         """Log n trajectories, all or none: the fields that their rows share, n values of each other field (all of them
         JSON), "crc" among these, and the bytes of their columns.

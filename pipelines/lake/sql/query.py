@@ -463,10 +463,7 @@ class CompiledExpression:
 
     @contextlib.contextmanager
     def _register_steps(
-        self,
-        columns: Mapping[str, np.ndarray],
-        time: np.ndarray | None = None,
-        trajectory: np.ndarray | None = None,
+        self, columns: Mapping[str, np.ndarray], time: np.ndarray | None = None, trajectory: np.ndarray | None = None
     ) -> Iterator[None]:
         """Register the table `steps` with these columns; errors point into the user's text."""
         rows = 0 if time is None else len(time)

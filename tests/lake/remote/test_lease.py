@@ -111,7 +111,7 @@ def test_one_that_is_renewed_is_kept(store: Bucket) -> None:
     holder._done = Hasty()
     holder.acquire()
     tags = [tag(store)]
-    with holder.renewed():
+    with holder.keep_renewing():
         for _ in range(3):
             wait_until(lambda: tag(store) != tags[-1])
             tags.append(tag(store))
@@ -125,7 +125,7 @@ def test_one_that_is_renewed_is_kept(store: Bucket) -> None:
 def test_a_holder_that_sees_it_taken_stops_renewing(store: Bucket) -> None:
     holder = Lease(store, "lease", what=WHAT, seconds=0.4)
     holder.acquire()
-    with holder.renewed():
+    with holder.keep_renewing():
         found = store.get("lease")
         while True:  # between two renewals
             try:
