@@ -149,10 +149,14 @@ class LakeLog:
         StageFailed if the storage fails; the next refresh resumes there.
         """
         try:
-            if names is None and not self._has_moved():
-                if not (self.problems or self._touched):
+            if names is None:
+                stamp, settled = read_stamp(self.storage, LOG)
+                if stamp is None or self._stamp != stamp:
+                    self._stamp = stamp if settled else None
+                elif not (self.problems or self._touched):
                     return set()
-                names = self.names
+                else:  # no file has appeared since the log was last listed
+                    names = self.names
             before: Sequence[str] | None = None
             for _ in range(_ATTEMPTS):
                 listed = list_files(self.storage) if names is None else sorted(filter(_NAME.fullmatch, names))
@@ -372,14 +376,6 @@ class LakeLog:
         _create(self.storage, self.last, kept, restart=True)
         with explained(f"write '{self.storage.url(LOG)}'"):
             self.storage.remove(*(f"{LOG}/{name}" for name in old))
-        return True
-
-    def _has_moved(self) -> bool:
-        """Return whether a file may have appeared since the log was last listed."""
-        stamp, settled = read_stamp(self.storage, LOG)
-        if stamp is not None and self._stamp == stamp:
-            return False
-        self._stamp = stamp if settled else None
         return True
 
     def _read_file(self, name: str) -> _LogFile:

@@ -154,7 +154,12 @@ class Reader:
 
     def read(self, uid: str) -> Trajectory:
         """Read a copy of a trajectory. IntegrityError if its segment is damaged."""
-        return self._retry(lambda: self._read(uid))
+
+        def read_whole() -> Trajectory:
+            names = [column.name for column in self.lake.schema(self.locate(uid)[0].schema_id).columns]
+            return Trajectory(columns=self._columns(uid, names), info=extract_info(self.row(uid)), uid=uid)
+
+        return self._retry(read_whole)
 
     def read_columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Read copies of some columns of a trajectory. Errors as of `read`."""
@@ -168,11 +173,6 @@ class Reader:
             self.live.look_back()
             self.refresh()
             return read()
-
-    def _read(self, uid: str) -> Trajectory:
-        segment, _ = self.locate(uid)
-        names = [column.name for column in self.lake.schema(segment.schema_id).columns]
-        return Trajectory(columns=self._columns(uid, names), info=extract_info(self.row(uid)), uid=uid)
 
     def _columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         segment, place = self.locate(uid)

@@ -20,7 +20,9 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
 
 def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return (n,) bool: which of `wanted` are in a sorted array."""
-    return positions(ordered, wanted, np.arange(len(ordered))) >= 0
+    if not len(ordered):
+        return np.zeros(len(wanted), dtype=bool)
+    return ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
 
 
 def raw_uids(uids: Sequence[str]) -> np.ndarray:

@@ -122,7 +122,11 @@ class _CopyJob:
         """Make one pass over the source; returns whether nothing was missed. `first`: count what is present already."""
         self._missed, self._first = False, first
         self._reader.refresh()
-        files = self._group_files()
+        files: dict[str, list[Segment]] = {}
+        for segment in self._reader.live.segments:
+            if len(segment.uids):
+                files.setdefault(segment.file, []).append(segment)
+        files = dict(sorted(files.items()))
         for overlays in (False, True):
             self._read_target()
             mine = {id: own for id, own in files.items() if own[0].is_overlay == overlays}
@@ -136,16 +140,11 @@ class _CopyJob:
                 what = "derived" if overlays else "copy"
                 self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
             self._flush()
-        self._copy_collectors()
+        for name in sorted(self._collectors - {""}):
+            record = collectors.read(self.source, name)
+            if record is not None and collectors.read(self.target, name) is None:
+                collectors.write(self.target, record)
         return not self._missed
-
-    def _group_files(self) -> dict[str, list[Segment]]:
-        """Group the segments of the source by file, without those that have no live trajectory."""
-        files: dict[str, list[Segment]] = {}
-        for segment in self._reader.live.segments:
-            if len(segment.uids):
-                files.setdefault(segment.file, []).append(segment)
-        return dict(sorted(files.items()))
 
     def _read_target(self) -> None:
         """Read what the target has: its live uids, sorted, and ids whose trajectories are not needed (again)."""
@@ -293,12 +292,6 @@ class _CopyJob:
             self.done.damaged.append(id)
             text = f"{reason}; only its undamaged trajectories are copied"
             self.listener(Notice(text=text, level="warning"))
-
-    def _copy_collectors(self) -> None:
-        for name in sorted(self._collectors - {""}):
-            record = collectors.read(self.source, name)
-            if record is not None and collectors.read(self.target, name) is None:
-                collectors.write(self.target, record)
 
     @staticmethod
     def _name_writer() -> str:

@@ -163,11 +163,16 @@ class FileTable:
             alive=np.zeros(table.num_rows, dtype=bool),
         )
 
-    def overlays(self) -> Iterator[tuple[File, list[tuple[File, np.ndarray]]]]:
-        """Yield each overlay, with the files of its bases and the indices of the trajectories derived from each."""
-        for overlay in [file for file in self.files.values() if file.is_overlay]:
-            bases = ((id, self.file_of(id)) for id in dict.fromkeys(overlay.base_ids))
-            yield overlay, [(base, np.flatnonzero(overlay.base_ids == id)) for id, base in bases if base is not None]
+    def list_overlays(self) -> list[File]:
+        """List the files of derived trajectories."""
+        return [file for file in self.files.values() if file.is_overlay]
+
+    def find_bases(self, overlay: File) -> Iterator[tuple[File, np.ndarray]]:
+        """Yield the files of an overlay's bases, each with the indices of the trajectories that derive from it."""
+        for id in dict.fromkeys(overlay.base_ids):
+            base = self.file_of(id)
+            if base is not None:
+                yield base, np.flatnonzero(overlay.base_ids == id)
 
     def count_live(self) -> tuple[int, int]:
         """Count the files with live trajectories, and their bytes."""

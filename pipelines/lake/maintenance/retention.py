@@ -184,7 +184,7 @@ def expire(
 def expire_orphans(inventory: FileTable) -> None:
     """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
     log, going = inventory.log, []
-    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
+    for overlay in (file for file in inventory.list_overlays() if not file.alive.all()):
         orphans = np.zeros(len(overlay.uids), dtype=bool)
         for id in dict.fromkeys(overlay.base_ids):
             base = inventory.live.file_of(id)
@@ -211,9 +211,9 @@ def make_plan(
     """
     files = inventory.files
     free = {id: file.alive & ~file.select_from(kept) for id, file in files.items()}
-    for overlay, bases in inventory.overlays():
+    for overlay in inventory.list_overlays():
         held = overlay.alive & ~free[overlay.id]
-        for base, rows in bases if held.any() else ():
+        for base, rows in inventory.find_bases(overlay) if held.any() else ():
             free[base.id] &= ~np.isin(base.uids, overlay.base_uids[rows][held[rows]])
     protected = sum(int(file.alive.sum() - free[id].sum()) for id, file in files.items())
     selected = {id: file.alive if chosen is None else contains(chosen, file.uids) for id, file in files.items()}
@@ -234,8 +234,8 @@ def make_plan(
             _expire_oldest(files, free, counted, costs, excess, times, masks)
     elif not limits.max_age:
         masks = {id: mask.copy() for id, mask in free.items()}
-    for overlay, bases in inventory.overlays():  # expire together with their bases
-        for base, rows in bases:
+    for overlay in inventory.list_overlays():  # expire together with their bases
+        for base, rows in inventory.find_bases(overlay):
             dying = base.uids[masks[base.id]]
             if len(dying):
                 masks[overlay.id][rows] |= overlay.alive[rows] & np.isin(overlay.base_uids[rows], dying)
@@ -270,8 +270,8 @@ def _compute_costs(inventory: FileTable) -> dict[str, np.ndarray]:
     """
     stored = [file for file in inventory.files.values() if not file.is_overlay]
     costs = {f.id: np.column_stack([f.steps, np.ones(len(f.steps)), f.row_bytes]) for f in stored}
-    for overlay, bases in inventory.overlays():
-        for base, rows in bases:
+    for overlay in inventory.list_overlays():
+        for base, rows in inventory.find_bases(overlay):
             if base.id in costs:
                 place = positions(base.uids, overlay.base_uids[rows])
                 live = (place >= 0) & overlay.alive[rows]
