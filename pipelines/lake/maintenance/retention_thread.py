@@ -91,14 +91,17 @@ class RetentionThread:
     def _try(self, *, leave: bool = False) -> bool:
         """Look, unless (with `leave`) another process does so regularly; return False then."""
         try:
-            if leave:
-                before, self._other = self._other, self.lake.storage.held_by_another("maintenance")
-                if self._other not in ("", before):
-                    return False
+            if leave and self._is_left_to_another():
+                return False
             self.look()
         except (AmagoError, OSError) as error:
             self._warn(f"lake '{self.lake.name}' cannot be maintained at the moment: {error}")
         return True
+
+    def _is_left_to_another(self) -> bool:
+        """Return whether another process has maintained the lake since this was last asked."""
+        before, self._other = self._other, self.lake.storage.held_by_another("maintenance")
+        return self._other not in ("", before)
 
     def _warn(self, text: str) -> None:
         if text not in self._reported:

@@ -1,4 +1,5 @@
-"""User SQL: what it may contain, the tables it sees, and errors that point into its text.
+"""User SQL: what it may contain, the tables it sees (`steps` among them, read while a query asks for it), expressions
+over steps, and errors that point into its text.
 
 A query is one SELECT whose table functions are harmless (others write files, change settings or end the process), in a
 connection that can neither write nor reach a file. An expression is exactly one SQL expression, so that it means the
