@@ -175,7 +175,7 @@ def to_environment(action: np.ndarray, space: Space) -> Any:
 def _flatten(value: Any, name: str, columns: dict[str, np.ndarray], spaces: Mapping[str, Space]) -> None:
     space = spaces.get(name)
     if isinstance(space, Ragged):
-        columns[name], length = space.padded(value)
+        columns[name], length = space.pad(value)
         columns[f"{name}.{LENGTH}"] = np.asarray(length)
     elif isinstance(value, Mapping):
         for key, member in value.items():

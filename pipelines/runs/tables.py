@@ -39,7 +39,7 @@ def query(
 def select_rows(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
     """Select the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
     table = RowTable(columns=COLUMNS, rows=rows)
-    return [rows[place] for place in engine.matching("runs", table, where, listener=listener)]
+    return [rows[place] for place in engine.select_rows("runs", table, where, listener=listener)]
 
 
 def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:

@@ -97,7 +97,7 @@ class TrainingData:
         with ranks.raise_together():
             if is_main():
                 self.mixture.refresh(update)
-        findings = ranks.broadcast([part.view.live.findings() for part in self.mixture.parts])
+        findings = ranks.broadcast([part.view.live.collect_findings() for part in self.mixture.parts])
         with ranks.raise_together():
             if not is_main():
                 self.mixture.refresh(update, findings)

@@ -219,7 +219,7 @@ class LakeViewer:
                 "policy": self._policy(facts, record),
                 "trained": [
                     {**run, "checkpoints": run["checkpoints"][-_MOST_CHECKPOINTS:]}
-                    for run in self._history.updates(uid, facts["segment"])
+                    for run in self._history.list_updates(uid, facts["segment"])
                 ],
             }
         )
