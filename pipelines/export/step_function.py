@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
-from pipelines.nets.cache import KVCache, NoMemory
+from pipelines.nets.cache import KVCache, NoMemory, State
 from pipelines.nets.linear import fold
-from pipelines.nets.rnn import State
 
 TIME, WRITTEN, KEYS, VALUES, STATE = "time", "written", "keys", "values", "state"
 _DTYPES = {"bool": torch.bool, "uint8": torch.uint8}
@@ -53,7 +52,7 @@ class StepFunction(nn.Module):
         elif not isinstance(found, NoMemory):
             raise UsageError(
                 f"the memory of {type(self.agent.sequence).__name__} is of a kind that cannot be exported",
-                hint="keep it in pipelines.nets.cache.KVCache or pipelines.nets.rnn.State",
+                hint="keep it in pipelines.nets.cache.KVCache or pipelines.nets.cache.State",
             )
 
     @property

@@ -26,7 +26,7 @@ from pipelines.learning.objectives import (
 )
 from pipelines.nets.actor import Actor, Categorical, Policy, make_distribution
 from pipelines.nets.critic import ActionInput, ActionValues, TwoHot
-from pipelines.nets.features import features
+from pipelines.nets.inputs import to_features
 
 
 class Heads(nn.Module):
@@ -190,7 +190,7 @@ class _SampledHeads(CriticHeads):
             return loss, outputs, slope_CGn
 
         state_CNW = self.critic.states(h_ND.detach())
-        taken_NF = self._smoothed(features(action, self.space))
+        taken_NF = self._smoothed(to_features(action, self.space))
         loss, q_CNG = self.critic.fused_loss(h_ND, state_CNW, taken_NF, output_loss)
         return loss / q_CNG.shape[::2].numel(), DataValues(q_CNG=q_CNG, shared=state_CNW)
 

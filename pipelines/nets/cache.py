@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -28,7 +28,7 @@ class Selectable(Protocol):
         end."""
 
 
-def bytes_of(memory: object) -> int:
+def count_bytes(memory: object) -> int:
     """Count the bytes of a memory's tensors."""
     parts = [value if isinstance(value, list | tuple) else [value] for value in vars(memory).values()]
     return sum(value.nbytes for value in itertools.chain(*parts) if isinstance(value, Tensor))
@@ -42,8 +42,30 @@ class NoMemory:
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[Self]:
-        """See `Selectable`."""
         yield self
+
+
+class State:
+    """Memory of recurrent encoders: tensors (L, N, ...), zero when empty."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = list(tensors)
+
+    def reset(self, mask_N: Tensor) -> None:
+        for tensor in self.tensors:
+            tensor[:, mask_N] = 0.0
+
+    @contextlib.contextmanager
+    def at(self, actors_B: Tensor) -> Iterator[State]:
+        chosen = State(*(tensor[:, actors_B] for tensor in self.tensors))
+        yield chosen
+        for tensor, new in zip(self.tensors, chosen.tensors, strict=True):
+            tensor[:, actors_B] = new
+
+    def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
+        """Undo changes to the actors in `mask_N` since `before`."""
+        for tensor, old in zip(self.tensors, before, strict=True):
+            tensor[:, mask_N] = old[:, mask_N]
 
 
 class KVCache:
@@ -72,8 +94,8 @@ class KVCache:
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[KVCache]:
-        """See `Selectable`. A range of actors is not copied; of others, the slots in use are copied, and the one that
-        the step writes is copied back."""
+        """Yield a memory of some actors. A range of them is not copied; of others, the slots in use are copied, and the
+        one that the step writes is copied back."""
         first, count = int(actors_B[0]), len(actors_B)
         chosen = object.__new__(KVCache)
         chosen.ring, chosen.sink, chosen.capacity, chosen.num_heads = (

@@ -28,7 +28,7 @@ class Packing:
 
     def __init__(self, lengths: Sequence[int], *, time: int, device: torch.device | str = "cpu") -> None:
         self.shape, self.width = (len(lengths), time), max(lengths)
-        rows = _rows(lengths, self.width)
+        rows = self._assign_rows(lengths, self.width)
         document = torch.full((len(rows), self.width), -1, device="cpu")
         age = torch.zeros_like(document)
         place = torch.zeros(self.shape, dtype=torch.int64, device="cpu")
@@ -72,6 +72,16 @@ class Packing:
         """Map (R, W, ...) to (B, T, ...); padding holds an arbitrary token."""
         return x_RW.flatten(0, 1).index_select(0, self._place).unflatten(0, self.shape)
 
+    def take_tokens(self, x_RHWD: Tensor) -> Tensor:
+        """Map (R, H, W, Dh) to (N, H, Dh): document after document, without empty places."""
+        return x_RHWD.transpose(1, 2).flatten(0, 1).index_select(0, self.tokens_N)
+
+    def put_tokens(self, x_NHD: Tensor) -> Tensor:
+        """Undo `take_tokens`; empty places are zero."""
+        rows, width = self.document_RW.shape
+        out = x_NHD.new_zeros(rows * width, *x_NHD.shape[1:]).index_copy(0, self.tokens_N, x_NHD)
+        return out.unflatten(0, (rows, width)).transpose(1, 2)
+
     @cached_property
     def by_age(self) -> tuple[Tensor, Tensor]:
         """Return documents in the order of recurrent networks, side by side from the longest: the places of their first
@@ -90,17 +100,17 @@ class Packing:
             self._kept[key] = make()
         return self._kept[key]
 
-
-def _rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Assign windows to rows: the longest first, each to the first row that has room."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):
-        length = lengths[window]
-        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(window)
-        room[row] -= length
-    return rows
+    @staticmethod
+    def _assign_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+        """Assign windows to rows: the longest first, each to the first row that has room."""
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):
+            length = lengths[window]
+            row = next((row for row, free in enumerate(room) if free >= length), len(rows))
+            if row == len(rows):
+                rows.append([])
+                room.append(width)
+            rows[row].append(window)
+            room[row] -= length
+        return rows

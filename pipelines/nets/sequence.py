@@ -28,7 +28,7 @@ class Stepper(Protocol):
     def __call__(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor: ...
 
 
-class AsItIs:
+class PlainStep:
     """An encoder's own step."""
 
     stale = False
@@ -79,7 +79,7 @@ class SequenceEncoder(nn.Module, ABC):
     def stepper(self) -> Stepper:
         """Return the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
         make another."""
-        return AsItIs(self)
+        return PlainStep(self)
 
     def update_statistics(self) -> None:
         """Update running estimates, if the encoder has any; called once before each update."""

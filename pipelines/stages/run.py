@@ -385,8 +385,8 @@ class ChainRunner:
         trained = self._figures.get("train", {})
         shown = ("loss", "agreement", "gap_to_spread", "updates_per_second", "steps_seen", "replay_ratio")
         figures |= {key: trained[key] for key in shown if key in trained}
-        if ranks.size() > 1:
-            figures["ranks"] = ranks.size()
+        if ranks.count_joined() > 1:
+            figures["ranks"] = ranks.count_joined()
         if "ingest" in self._figures:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
