@@ -88,7 +88,7 @@ class Change(enum.Enum):
 PACING, TARGET, BEHAVIOUR = Change
 
 
-def count_or_auto(low: int, high: int) -> BeforeValidator:
+def check_count_or_auto(low: int, high: int) -> BeforeValidator:
     """Return a validator of a whole number within limits, or "auto", with one error message for anything else."""
 
     def check(value: Any) -> Any:

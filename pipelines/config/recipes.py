@@ -11,13 +11,13 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.nearest import did_you_mean
 
 
-def shipped_recipes() -> dict[str, dict[str, Any]]:
-    """Return the recipes of `examples.toml`, by name."""
-    return read_toml(shipped_path())
+def read_shipped_recipes() -> dict[str, dict[str, Any]]:
+    """Read the recipes of `examples.toml`, by name."""
+    return read_toml(find_shipped_recipes())
 
 
-def shipped_path() -> Path:
-    """Return the path of `examples.toml`: beside the packages in a checkout, inside `pipelines` in a wheel."""
+def find_shipped_recipes() -> Path:
+    """Find `examples.toml`: beside the packages in a checkout, inside `pipelines` in a wheel."""
     package = Path(str(resources.files("pipelines")))
     for candidate in (package / "examples.toml", package.parent / "examples.toml"):
         if candidate.is_file():
@@ -26,8 +26,8 @@ def shipped_path() -> Path:
 
 
 def find(reference: str) -> tuple[str, dict[str, Any]]:
-    """Return (name, document) of `NAME` (shipped), `FILE` (a whole document) or `FILE:NAME` (one of its tables)."""
-    recipes = shipped_recipes()
+    """Read (name, document) of `NAME` (shipped), `FILE` (a whole document) or `FILE:NAME` (one of its tables)."""
+    recipes = read_shipped_recipes()
     if reference in recipes:
         return reference, recipes[reference]
     path = Path(reference)

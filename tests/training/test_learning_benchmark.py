@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.errors import Interrupted, UsageError
 from pipelines.evaluation.statistics import iqm
 from pipelines.events import Event, Progress
@@ -239,7 +239,7 @@ def test_what_a_recipe_expects_is_what_the_book_says() -> None:
         if row["variant"] == "default" and not row["cpu_limit"] and not TASKS[row["task"]].set
     }
     assert len(rows) >= 7
-    for name, recipe in shipped_recipes().items():
+    for name, recipe in read_shipped_recipes().items():
         expected = recipe.get("expected", "at most")
         if name in rows:
             require_quoted(expected, rows[name])
