@@ -26,7 +26,7 @@ def examples(
 
     from amago_cli.render.output import Document
     from pipelines.config.load import fold
-    from pipelines.config.recipes import find, read_shipped_recipes
+    from pipelines.config.recipes import find, find_shipped_recipes, read_shipped_recipes
     from pipelines.errors import UsageError
     from pipelines.stages.recipe import requirement
     from pipelines.stages.result import Result, Table

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.runs.evaluations import Evaluation, Standard, number
+from pipelines.runs.evaluations import Evaluation, Standard, to_number
 from pipelines.runs.stored import StoredRun
 
 NAME, _PICTURE, _VIDEO = "README.md", "adaptation.png", "replay.mp4"
@@ -146,7 +146,7 @@ def _front_matter(source: CardSource) -> str:
     lines += ["tags:", *(f"- {json.dumps(tag)}" for tag in dict.fromkeys((*_TAGS, source.env_name)))]
     score = source.evaluation.score() if source.evaluation is not None else None
     if source.evaluation is not None and score is not None:
-        spread = number(source.evaluation.metrics.get("return_std")) or 0.0
+        spread = to_number(source.evaluation.metrics.get("return_std")) or 0.0
         env = json.dumps(source.env_name)
         lines += [
             "model-index:",
@@ -179,7 +179,7 @@ def _scores(source: CardSource) -> str:
         if score is not None:
             interval = "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
             lines.append(f"| {what} | {score.value:.4g} | {interval} |")
-    episodes = number(evaluation.metrics.get("episodes")) or 0
+    episodes = to_number(evaluation.metrics.get("episodes")) or 0
     head = f"## Scores\n\n{episodes:,.0f} episodes of {_text(str(evaluation.standard))} actions:\n"
     return "\n".join([head, "| | mean | 95% interval |", "|---|---|---|", *lines])
 

@@ -23,7 +23,7 @@ from pipelines.export import forms
 from pipelines.files.checksums import seal
 from pipelines.report.markup import encode_json, hash_source, join, read_asset
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
-from pipelines.runs.evaluations import mode_name, number
+from pipelines.runs.evaluations import name_mode, to_number
 
 PAGE = "page.html"
 _MOST_CELLS = 16  # the lakes of larger sizes are not enumerated
@@ -71,7 +71,7 @@ def page(
     holes, _ = list_split_maps(own.size, own.held_out, "test")
     inner = holes[:, 1:-1]
     attempts = (evaluated or {}).get("per_attempt") or None
-    count = number((evaluated or {}).get("episodes"))
+    count = to_number((evaluated or {}).get("episodes"))
     intervals = []
     for attempt in attempts or ():
         low, high = attempt["success_ci95"]
@@ -98,7 +98,7 @@ def page(
         f"default-src 'none'; script-src {hash_source(script)} 'wasm-unsafe-eval';"
         f" style-src {hash_source(style)}; base-uri 'none'; form-action 'none'"
     )
-    acts = mode_name(bool(record.get("greedy")))
+    acts = name_mode(bool(record.get("greedy")))
     foot = f"Policy at update {record.get('update')}, {acts} actions, exported by amago"
     foot += f" and run by {NAME} {VERSION} (MIT licence)."
     parts = {

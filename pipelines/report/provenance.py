@@ -12,7 +12,7 @@ from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.evaluations import number
+from pipelines.runs.evaluations import to_number
 
 _MOST_SETTINGS = 2_000
 _STAGES = ("run", "collect", "relabel", "train")
@@ -80,7 +80,7 @@ def _describe_machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
     yield "host", text(hardware.get("host"), 100)
     yield "processor", " ".join(text(hardware.get(name), 100) for name in ("machine", "cpu") if hardware.get(name))
     yield "cores", text(hardware.get("cores"), 10)
-    memory = number(hardware.get("memory_bytes"))
+    memory = to_number(hardware.get("memory_bytes"))
     yield "memory", f"{memory / 2**30:,.1f} GiB" if memory else ""
     for name in ("device", "gpu", "precision", "attention", "compiled"):
         if name in compute:

@@ -19,7 +19,7 @@ from pipelines.report.markup import Child, Markup, element, join, table
 from pipelines.report.page import AXES, Charts, Page
 from pipelines.report.scores import format_interval
 from pipelines.report.shown import ShownRun, number_runs, text
-from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, find_last_and_best
 from pipelines.runs.stored import StoredRun
 
 _POINTS = 350_000  # of all metrics of all runs together: about 3 MB
@@ -175,7 +175,7 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
         return text(f"update {evaluation.update:,}, {evaluation.standard}", 120)
 
     stored = run.stored
-    found = last_and_best(stored.scores.final)
+    found = find_last_and_best(stored.scores.final)
     if found is not None:
         last, best = found
         for name, each in (("return, last", last), *([("return, best", best)] if best is not last else [])):
@@ -208,7 +208,7 @@ def _compare(runs: Sequence[ShownRun]) -> Markup:
         "seed": [run.stored.seed for run in runs],
         "state": [run.stored.state.status for run in runs],
     }
-    found = [last_and_best(run.stored.scores.final) for run in runs]
+    found = [find_last_and_best(run.stored.scores.final) for run in runs]
     cells["scored on"] = [pair and text(str(pair[0].standard), 60) for pair in found]
     for place, which in enumerate(("last return", "best return")):
         scores = [pair and pair[place].score(DEFAULT_METRIC) for pair in found]

@@ -12,8 +12,8 @@ from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.comparison import Axis, curves, group_runs, improvements
-from pipelines.runs.evaluations import Evaluation, ScoreInterval, env_differences
+from pipelines.runs.comparison import Axis, compute_curves, estimate_improvements, group_runs
+from pipelines.runs.evaluations import Evaluation, ScoreInterval, name_environments
 
 _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
 _KINDS = ("success", "return")
@@ -64,7 +64,7 @@ def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curv
 
 def _name_distinctly(evaluations: Sequence[Evaluation]) -> list[str]:
     """Name evaluations by their tasks, with as much of their settings as distinguishes them."""
-    envs = env_differences([each.standard for each in evaluations])
+    envs = name_environments([each.standard for each in evaluations])
     prefixes = {key: f"{text(name, 80)}, " if len(envs) > 1 else "" for key, name in envs.items()}
     names = [prefixes[each.standard.env] + text(str(each.standard), 120) for each in evaluations]
     pairs = list(zip(names, evaluations, strict=True))
@@ -140,7 +140,7 @@ def _choose_adaptation(run: ShownRun, *, several: bool) -> list[tuple[str, Evalu
 def _tabulate_evaluations(runs: Sequence[ShownRun]) -> Markup | None:
     """Tabulate all evaluations, the newest first, and which of them the run is scored by."""
     rows = []
-    envs = env_differences([each.standard for run in runs for each in run.stored.evaluations])
+    envs = name_environments([each.standard for run in runs for each in run.stored.evaluations])
     for run in runs:
         for each in reversed(run.stored.evaluations[-_MOST_EVALUATIONS:]):
             scores: list[Any] = []
@@ -190,7 +190,9 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     figures = []
     for metric in _METRICS[:2]:
         # Each axis has curves of its own, since runs advance at different speeds.
-        drawn = [(axis, each) for axis in _AXES for each in curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)]
+        drawn = [
+            (axis, each) for axis in _AXES for each in compute_curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)
+        ]
         if not drawn:
             continue
         scored_on = list(dict.fromkeys(each.scored_on for _, each in drawn))
@@ -213,7 +215,7 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         figures.append(charts.lines(title, lines, y=name, about=how, share=share, names="group"))
     better = [
         [text(each.better, 200), text(each.than, 200), each.probability.value, format_interval(each.probability)]
-        for each in improvements(groups[:_MOST_GROUPS])
+        for each in estimate_improvements(groups[:_MOST_GROUPS])
     ]
     likely = ["a run of", "scores higher than one of", "with probability", "95% interval"]
     return join(

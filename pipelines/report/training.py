@@ -17,7 +17,7 @@ from pipelines.report.charts import bars
 from pipelines.report.markup import Markup, element, facts, join
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.evaluations import number
+from pipelines.runs.evaluations import to_number
 
 _NOT_CHARTS = frozenset({"update", "time", "cpu_seconds", "seconds", "steps_seen", "env_steps", "updates_per_second"})
 _MOST_METRICS = 80
@@ -82,7 +82,7 @@ def speed_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     for run in runs:
         recorded = (read_object(run.stored.path / "chain.json") or {}).get("seconds")
         if isinstance(recorded, Mapping):
-            known = {key: number(recorded.get(key)) or 0.0 for key in _TIMES}
+            known = {key: to_number(recorded.get(key)) or 0.0 for key in _TIMES}
             if took := {key: value for key, value in known.items() if value > 0}:
                 spent[run.label] = took
     if spent:
@@ -108,12 +108,12 @@ def _figures(run: ShownRun, spent: Mapping[str, float]) -> Iterator[tuple[str, s
     last: Mapping[str, Any] = run.stored.last_training
     collecting = sum(value for key, value in spent.items() if key.startswith("collect."))
     updating = sum(value for key, value in spent.items() if key.startswith("train."))
-    steps, updates, seen = run.stored.env_steps, run.stored.updates, number(last.get("steps_seen"))
+    steps, updates, seen = run.stored.env_steps, run.stored.updates, to_number(last.get("steps_seen"))
     yield "environment steps per second of collecting", f"{steps / collecting:,.0f}" if steps and collecting else None
     yield "updates per second of training", f"{updates / updating:,.1f}" if updates and updating else None
     yield "steps trained on per second", f"{seen / updating:,.0f}" if seen and updating else None
-    yield "replay ratio", f"{ratio:.3g}" if (ratio := number(last.get("replay_ratio"))) else None
-    yield "CPU time of the last process", duration(cpu) if (cpu := number(last.get("cpu_seconds"))) else None
+    yield "replay ratio", f"{ratio:.3g}" if (ratio := to_number(last.get("replay_ratio"))) else None
+    yield "CPU time of the last process", duration(cpu) if (cpu := to_number(last.get("cpu_seconds"))) else None
 
 
 class Meaning(NamedTuple):

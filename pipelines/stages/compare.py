@@ -18,9 +18,9 @@ from pipelines.runs.comparison import (
     Improvement,
     RunGroup,
     Statistic,
-    curves,
+    compute_curves,
+    estimate_improvements,
     group_runs,
-    improvements,
 )
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
@@ -53,8 +53,8 @@ def compare(
     if to is not None and to.suffix not in (".png", ".svg", ".csv"):
         raise UsageError(f"cannot write '{to}': its name must end in .png, .svg or .csv")
     groups = group_runs([read_run(path) for path in find_runs(runs)], metric=metric, statistic=statistic, by=by)
-    better = improvements(groups)
-    lines = curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
+    better = estimate_improvements(groups)
+    lines = compute_curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
     if to is not None:
         _write(to, lines, metric, axis)
     return Result(

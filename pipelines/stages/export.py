@@ -34,7 +34,7 @@ from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.environment import make_evaluation_env, workers
 from pipelines.rollout.policies import Policy, trained
-from pipelines.runs.evaluations import Evaluation, mode_name, number
+from pipelines.runs.evaluations import Evaluation, name_mode, to_number
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.early_checks import default_folder, place_of_bundle
 from pipelines.stages.result import Result, Table
@@ -104,7 +104,7 @@ def _policy(
         size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
         _write_card(checkpoint, to, [*files], run, evaluation, greedy=greedy, licence=wanted.licence)
-    return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables
+    return {"update": checkpoint.update, "acts": name_mode(greedy), "bytes": size, **figures}, tables
 
 
 def choose_evaluation(
@@ -121,7 +121,7 @@ def choose_evaluation(
     known = [proof for proof in proofs if proof]
     if not known:
         return None
-    longest = max(known, key=lambda figures: number(figures.get("episodes")) or 0.0)
+    longest = max(known, key=lambda figures: to_number(figures.get("episodes")) or 0.0)
     return model_card.evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
 
 

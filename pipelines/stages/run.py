@@ -39,9 +39,8 @@ from pipelines.rollout.environment import collect_steps, make_env, with_actors
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
-from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
+from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
 from pipelines.runs.progress import record_progress
-from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
 from pipelines.stages.collectors import make_collectors
@@ -361,8 +360,8 @@ class ChainRunner:
     def _remark(self) -> str:
         """Return what to say of a score that is not above random play; "" of any other."""
         stored = read_run(self.directory.path)
-        found, random = last_and_best(stored.scores.final), stored.random_play
-        if found is None or random is None or not (said := compare(found[0], random)):
+        found, random = find_last_and_best(stored.scores.final), stored.random_play
+        if found is None or random is None or not (said := random.compare(found[0])):
             return ""
         what = "below random play" if said == "below" else "no better than random play"
         text = f"the score is {what}: return {found[0].metrics['return_mean']:.4g}, random {random}"
@@ -393,7 +392,7 @@ class ChainRunner:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         stored = read_run(self.directory.path)
         evaluations = stored.evaluations
-        found = last_and_best(stored.scores.final)
+        found = find_last_and_best(stored.scores.final)
         if found is not None:
             last, _ = found
             figures["evaluated"] = f"update {last.update:,}, {last.standard}"
@@ -402,7 +401,7 @@ class ChainRunner:
             figures |= _other_way(last, evaluations)
         if (random := stored.random_play) is not None:
             figures["random_return"] = random.return_mean
-            if found is not None and (said := compare(found[0], random)):
+            if found is not None and (said := random.compare(found[0])):
                 figures["against_random"] = said
         if (best := self.directory.load_record().get("best")) is not None:
             figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
@@ -420,7 +419,7 @@ def _other_way(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str,
     if last.standard.greedy is None or other is None or not evaluate.differs(last.metrics, other.metrics):
         return {}
     kept = ("return_mean", "return_ci95", "success_mean", "success_ci95")
-    return {f"{mode_name(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}
+    return {f"{name_mode(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}
 
 
 def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
 from pipelines.files.atomic import write_atomically
-from pipelines.runs.evaluations import mode_name
+from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.summary import groups
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 
@@ -63,7 +63,7 @@ def _row(group: Mapping[str, Any], task: Task) -> list[str]:
         f"{iqm(scores):.3g}",
         f"{low:.3g} to {high:.3g}",
         f"{scores.min():.3g}",
-        mode_name(group["greedy"]),
+        name_mode(group["greedy"]),
         f"{iqm(np.array(group['other_scores'])):.3g}" if group["other_scores"] else "",
         ranges(group["seeds"]),
         f"{group['env_steps']:,.0f}",

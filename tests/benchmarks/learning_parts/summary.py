@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.runs.evaluations import mode_name
+from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 
@@ -53,7 +53,7 @@ def _row(group: Mapping[str, Any]) -> list[str]:
         group["task"],
         group["variant"] + limit,
         ",".join(map(str, group["seeds"])),
-        mode_name(group["greedy"]),
+        name_mode(group["greedy"]),
         f"{iqm(scores):.3f}",
         f"{low:.2f}-{high:.2f}" if low >= 0 else f"{low:.2f}..{high:.2f}",
         f"{scores.min():.3f}",
