@@ -15,7 +15,6 @@ from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
 from pipelines.evaluation.statistics import iqm, stratified_ci
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Lines, Series
-from pipelines.report.plots import save
 
 BEGIN, END = "<!-- general: written by benchmarks/general.py book -->", "<!-- end of general -->"
 BEST_PEER = "best peer"
@@ -111,7 +110,7 @@ def draw(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], path: Pat
             lines = {"values": share.tolist(), "low": low.tolist(), "high": high.tolist(), "x": _LEVELS.tolist()}
             series.append(Series(name=agent, **lines))
     axes = {"x_title": "normalised score", "y_title": "share of runs above it"}
-    return save(path, Lines(series=series, share=True, **axes))
+    return Lines(series=series, share=True, **axes).draw(path)
 
 
 def write(source: Path, target: Path, plot: Path) -> dict[str, Any]:

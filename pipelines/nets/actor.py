@@ -71,7 +71,7 @@ class Actor(nn.Module):
         return out.to(torch.promote_types(out.dtype, torch.float32))
 
 
-class Policy(ABC):
+class Distribution(ABC):
     """A family of action distributions, over parameters that a linear layer outputs."""
 
     num_params: int
@@ -139,7 +139,7 @@ def invert_erf(x: Tensor) -> Tensor:
     return x * torch.where(w < 5, evaluate(_CENTRE, w - 2.5), evaluate(_TAILS, w.clamp_min(5).sqrt() - 3))
 
 
-class _BoxPolicy(Policy):
+class _BoxPolicy(Distribution):
     hard = False
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
@@ -341,7 +341,7 @@ class _BetaDraw(torch.autograd.Function):
         return None, grads[0] * by_a, grads[0] * by_b
 
 
-class Categorical(Policy):
+class Categorical(Distribution):
     """One choice of n, with a floor mixed into the probabilities, at most a tenth in total."""
 
     hard = True
@@ -475,7 +475,7 @@ class GridChoice(Categorical):
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 
-class _Categoricals(Policy):
+class _Categoricals(Distribution):
     """A choice at each of k places, independent given the state; log-probabilities add up."""
 
     hard = True
@@ -510,7 +510,7 @@ class _Categoricals(Policy):
         return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
 
 
-class Bernoulli(Policy):
+class Bernoulli(Distribution):
     """n independent bits; the log-probability is the mean over bits, so that its scale does not grow with n."""
 
     hard = True
@@ -553,7 +553,7 @@ class Bernoulli(Policy):
         return (features > 0.5).to(torch.uint8)
 
 
-_BOX: dict[str, Callable[[Box, ActorSettings], Policy]] = {
+_BOX: dict[str, Callable[[Box, ActorSettings], Distribution]] = {
     "tanh-gaussian": TanhGaussian,
     "beta": BetaPolicy,
     "gaussian-mixture": GaussianMixture,
@@ -561,7 +561,7 @@ _BOX: dict[str, Callable[[Box, ActorSettings], Policy]] = {
 }
 
 
-def make_distribution(space: Space, settings: ActorSettings) -> Policy:
+def make_distribution(space: Space, settings: ActorSettings) -> Distribution:
     """Make the distribution for an action space; for Box, the one that the settings name."""
     match space:
         case Discrete():

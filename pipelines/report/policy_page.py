@@ -30,7 +30,7 @@ _MOST_CELLS = 16  # the lakes of larger sizes are not enumerated
 _ASSETS = ("lake.mjs", "lake_player.mjs", "policy_page.mjs")
 
 
-def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
+def make_environment(record: Mapping[str, Any]) -> FrozenLake:
     """Make the environment of a policy from the record of its bundle. UsageError if a page cannot show it."""
     env, encoder = record["env"], record["agent"]["sequence"]["kind"]
     if encoder in WITHOUT_MEMORY:
@@ -51,7 +51,7 @@ def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
     )
 
 
-def page(
+def write_page(
     lakes: FrozenLake,
     record: Mapping[str, Any],
     files: Mapping[str, bytes],
@@ -61,7 +61,7 @@ def page(
     """Write the page of a policy.
 
     Args:
-        lakes: the environment that `lakes_of` found.
+        lakes: the environment that `make_environment` found.
         record: what policy.json says of the policy, apart from checksums.
         files: files of the bundle, with policy.onnx and policy.mjs.
         evaluated: the policy's scores, as `evaluation.adaptation.compute_metrics` returns them.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipelines.report.charts import make_a_curve
+from pipelines.report.charts import is_a_curve
 from pipelines.report.markup import Markup, element, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
@@ -27,7 +27,7 @@ _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
     """Yield a chart for each score that the runs were evaluated by."""
     for metric in _METRICS:
-        found = [curve for run in runs for curve in _learning_curves(run, metric, count=len(runs))]
+        found = [curve for run in runs for curve in _make_learning_curves(run, metric, count=len(runs))]
         if found:
             name = metric.removesuffix("_mean").replace("_", " ")
             about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
@@ -35,7 +35,7 @@ def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[
             yield charts.lines(name.capitalize(), found, y=name, about=about, share=metric == "success_mean")
 
 
-def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
+def _make_learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
     """Yield the run's curve for each kind of evaluation: evaluations of one kind have the same tasks and settings.
 
     `count`: the number of runs in the chart.
@@ -49,7 +49,7 @@ def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curv
     for place, (kind, name) in enumerate(zip(longest, names, strict=True)):
         points = [kind[update] for update in sorted(kind)]
         scores = [score for each in points if (score := each.score(metric)) is not None]
-        low, high = _bounds(scores) if count <= _MOST_BANDS else (None, None)
+        low, high = _split_bounds(scores) if count <= _MOST_BANDS else (None, None)
         yield Curve(
             name=f"{run.label}: {name}" if count > 1 else name,
             values=[score.value for score in scores],
@@ -58,7 +58,7 @@ def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curv
             high=high,
             run=run.number,
             color=run.color if count > 1 else place,
-            joined=make_a_curve([each.update for each in points]),
+            joined=is_a_curve([each.update for each in points]),
         )
 
 
@@ -75,7 +75,7 @@ def _name_distinctly(evaluations: Sequence[Evaluation]) -> list[str]:
     return [name if counts[name] == 1 else f"{name}, settings {each.series}" for name, each in pairs]
 
 
-def _bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
+def _split_bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
     """Split intervals into lower and upper bounds, NaN where one is unknown; None if all are."""
     if all(score.low is None or score.high is None for score in scores):
         return None, None
@@ -94,7 +94,7 @@ def _draw_adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Marku
         for place, (run, name, each) in enumerate(chosen):
             scores = each.attempts(kind)
             if len(scores) > 1:
-                low, high = _bounds(scores)
+                low, high = _split_bounds(scores)
                 values = [score.value for score in scores]
                 color = run.color if several else place
                 lines.append(Curve(name=name, values=values, low=low, high=high, run=run.number, color=color))
@@ -163,7 +163,7 @@ def format_interval(score: ScoreInterval) -> str:
     return "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
 
 
-def score_section(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
+def show_scores(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
     """Show everything about scores; None if there is nothing. `collected`: the chart of the episodes in the lake."""
     shown = [*_draw_adaptation(runs, charts), *([collected] if collected else []), *_draw_learning_curves(runs, charts)]
     if not shown:
@@ -171,7 +171,7 @@ def score_section(runs: Sequence[ShownRun], charts: Charts, collected: Markup | 
     return join(element("div", *shown, class_="grid"), _tabulate_evaluations(runs))
 
 
-def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+def show_groups(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     """Compare groups of runs that differ in their seed: scores, curves, and the probability that one group is better.
 
     None if every run is a group of its own, since the scores of the runs say the same then.
@@ -204,7 +204,7 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
                 low=each.low,
                 high=each.high,
                 axis=axis,
-                joined=make_a_curve(each.x),
+                joined=is_a_curve(each.x),
                 color=[group.name for group in groups].index(each.name),
             )
             for axis, each in drawn

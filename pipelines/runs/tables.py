@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.events import Listener, silent
-from pipelines.lake.sql import make_tables as engine
+from pipelines.lake.sql import tables as engine
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.tables import LogTable, RowTable, Tables
 from pipelines.runs.evaluations import DEFAULT_METRIC, to_number

@@ -10,8 +10,7 @@ from typing import Any
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Series, make_a_curve
-from pipelines.report.plots import learning_curve
+from pipelines.report.charts import Series, draw_learning, is_a_curve
 from pipelines.runs.comparison import (
     Axis,
     GroupCurve,
@@ -94,13 +93,13 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
             values=line.values,
             low=line.low,
             high=line.high,
-            joined=make_a_curve(line.x),
+            joined=is_a_curve(line.x),
         )
         for line in lines[:_MOST_LINES]
     ]
     what = metric.removesuffix("_mean")
     title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
-    learning_curve(to, series, title=title, metric=what, unit=_UNITS[axis])
+    draw_learning(to, series, title=title, metric=what, unit=_UNITS[axis])
 
 
 def _describe_group(group: RunGroup) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.report.charts import Series
-from pipelines.report.plots import adaptation_curve
+from pipelines.report.charts import Series, draw_adaptation
 from pipelines.runs.evaluations import name_mode
 from pipelines.stages.result import Table
 
@@ -104,7 +103,7 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
     """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
     name = next(iter(reports.values()))["env"]["name"]
     return [
-        adaptation_curve(
+        draw_adaptation(
             directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png"),
             [*(_series(label, report, kind) for label, report in reports.items()), *_references(reports, kind)],
             title=f"Adaptation: {name}",

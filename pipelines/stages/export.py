@@ -85,8 +85,8 @@ def _policy(
     chosen = tuple(form for form in forms.FILES if form in named)
     forms.require_packages(chosen, asked="page" if with_page else forms.ONNX)
     if with_page:  # before what takes minutes
-        lakes = policy_page.lakes_of(checkpoint.record)
-        runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
+        lakes = policy_page.make_environment(checkpoint.record)
+        runtime = onnxruntime_web.read_files(wanted.onnxruntime_web, listener)
     files: Mapping[str, bytes] = {}
     about: Mapping[str, Any] = {}
     figures: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def _policy(
         figures, tables = {"parity": report["forms"]}, [table(report)]
     evaluation = choose_evaluation(checkpoint, report, run=run, split=split, greedy=greedy)
     if with_page:
-        page = policy_page.page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
+        page = policy_page.write_page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
         files = {**files, policy_page.PAGE: page}
     with checkpoint.understood():
         size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
@@ -113,7 +113,7 @@ def choose_evaluation(
     """Return the one evaluation whose scores the card and the page show: the newest by which the run is scored at this
     checkpoint, in which it acted as the bundle does; else, of that of the proof and that of the bundle it is made from,
     the one of more episodes."""
-    if run is not None and (found := model_card.evaluation_of(run, checkpoint.update, greedy=greedy)) is not None:
+    if run is not None and (found := model_card.find_evaluation(run, checkpoint.update, greedy=greedy)) is not None:
         return found
     proofs = [report.get("evaluations", {}).get("original")]
     if isinstance(checkpoint, bundle.Bundle) and checkpoint.greedy == greedy:
@@ -122,7 +122,7 @@ def choose_evaluation(
     if not known:
         return None
     longest = max(known, key=lambda figures: to_number(figures.get("episodes")) or 0.0)
-    return model_card.evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
+    return model_card.make_evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _write_card(
 ) -> None:
     """Write the model card, which is not sealed: users edit it."""
     record = checkpoint.record
-    about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
+    about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.read_fields(run)
     source = model_card.CardSource(
         **about,
         env=record["env"],
@@ -158,12 +158,12 @@ def _write_card(
         files=files,
         evaluation=evaluation,
         greedy=greedy,
-        lakes=model_card.lakes_of(record),
+        lakes=model_card.list_lakes(record),
         steps=record.get("steps_seen"),
         licence=licence,
     )
-    beside = model_card.media(run) if run is not None else {}
-    write_together(to, {**beside, model_card.NAME: model_card.card(source, pictures=[*beside])})
+    beside = model_card.read_media(run) if run is not None else {}
+    write_together(to, {**beside, model_card.NAME: source.write(pictures=[*beside])})
 
 
 def _proved(

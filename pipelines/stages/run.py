@@ -33,7 +33,8 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
-from pipelines.report import live
+from pipelines.report import run_report
+from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
@@ -81,12 +82,12 @@ def run(
         ranks.leave()
     except Exception:
         if settings.report:
-            live.write_stopped(run, listener)
+            LivePage(run, listener).write_stopped()
         raise
-    page = run / live.NAME
+    page = run / run_report.NAME
     if not settings.report or (result.status == "skipped" and page.exists()):
         return result
-    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, draw_trajectory)])
+    return replace(result, outputs=[*result.outputs, *LivePage(run, listener).write_final(draw_trajectory)])
 
 
 def _run(
@@ -136,7 +137,7 @@ def _run(
         with contextlib.ExitStack() as stack:
             recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
-                recorded = stack.enter_context(live.keep_fresh(run, recorded))
+                recorded = stack.enter_context(LivePage(run, recorded).keep_fresh())
             stack.enter_context(track_run(settings.track.to, directory, settings.document(), recorded))
             runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
@@ -432,6 +433,6 @@ def _erase(directory: RunDirectory) -> None:
     own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
     for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
-    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME, live.NAME)
+    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME, run_report.NAME)
     for file in (directory.path / name for name in records):
         file.unlink(missing_ok=True)

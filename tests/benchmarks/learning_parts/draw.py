@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.report.charts import LIGHT, Lines, Series, add_title
-from pipelines.report.plots import draw
+from pipelines.report.charts import LIGHT, Lines, Series, add_title, draw
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import load_tasks
 
