@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.general_parts import runs
 from benchmarks.general_parts.scores import performance_profile
 from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
-from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Lines, Series
 
@@ -73,8 +73,8 @@ def _aggregates(
     ways = {way: normalized(rows, tasks, way) for way in ("", "sampled", "greedy")}
     for agent in ways[""]:
         if scores := strata(ways[""][agent], names):
-            low, high = stratified_ci(scores)
-            means = [iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
+            low, high = bootstrap_ci_of_iqm(scores)
+            means = [compute_iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
             counts = f"{len(scores)} | {sum(map(len, scores))}"
             figures = f"{means[0]:.3f} | {low:.3f} to {high:.3f} | {means[1]:.3f} | {means[2]:.3f}"
             lines.append(f"| {agent} | {figures} | {counts} |")

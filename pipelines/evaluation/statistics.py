@@ -47,7 +47,7 @@ def bootstrap_ci_columns(
     return lower, upper
 
 
-def mean_of_strata_ci(
+def bootstrap_ci_of_strata(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
     """Estimate the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
@@ -63,7 +63,7 @@ def mean_of_strata_ci(
     return float(lower), float(upper)
 
 
-def iqm(values: np.ndarray) -> float:
+def compute_iqm(values: np.ndarray) -> float:
     """Compute the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
     `values`.
 
@@ -74,7 +74,7 @@ def iqm(values: np.ndarray) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
-def stratified_ci(
+def bootstrap_ci_of_iqm(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
     """Estimate the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by

@@ -59,14 +59,15 @@ class _Chunks:
         self.dx_BTD, self.delta_BTD, self.into_BTS, self.begins_BT = dx_BTD, delta_BTD, into_BTS, begins_BT
         self.log2_SD = rate_SD / math.log(2)
         (batch, self.length, channels), states = dx_BTD.shape, len(rate_SD)
-        self.size = self.choose_size(batch, self.length, states, channels, dx_BTD.device)
+        self.size = self.choose_size(dx_BTD, states)
         self.decay = dx_BTD.new_empty(batch, self.size, states, channels)
         self.h = dx_BTD.new_empty(batch, 1 + self.size, states, channels)
 
     @staticmethod
-    def choose_size(batch: int, length: int, states: int, channels: int, device: torch.device) -> int:
+    def choose_size(dx_BTD: Tensor, states: int) -> int:
         """Choose the number of tokens of a chunk."""
-        numbers = _CPU_STATES if device.type == "cpu" else _CUDA_STATES
+        batch, length, channels = dx_BTD.shape
+        numbers = _CPU_STATES if dx_BTD.device.type == "cpu" else _CUDA_STATES
         return min(length, max(_SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
 
     def places(self) -> Iterator[slice]:
@@ -136,7 +137,7 @@ _scan_chunks.register_fake(
         torch.empty_like(dx_BTD),
         torch.empty_like(first_BSD),
         first_BSD.new_empty(
-            -(-dx_BTD.shape[1] // _Chunks.choose_size(*dx_BTD.shape[:2], *rate_SD.shape, dx_BTD.device)),
+            -(-dx_BTD.shape[1] // _Chunks.choose_size(dx_BTD, len(rate_SD))),
             *first_BSD.shape,
         ),
     )

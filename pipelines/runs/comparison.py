@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelines.config.changes import find_varying
 from pipelines.errors import InputMissing, UsageError
-from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strata_ci, stratified_ci
+from pipelines.evaluation.statistics import LEVEL, RESAMPLES, bootstrap_ci_of_iqm, bootstrap_ci_of_strata, compute_iqm
 from pipelines.nearest import did_you_mean
 from pipelines.runs.evaluations import (
     DEFAULT_METRIC,
@@ -243,9 +243,9 @@ def aggregate(
     if not strata:
         return None
     if statistic == "iqm":
-        value, interval = iqm(np.concatenate(strata)), stratified_ci
+        value, interval = compute_iqm(np.concatenate(strata)), bootstrap_ci_of_iqm
     else:
-        value, interval = float(np.mean([values.mean() for values in strata])), mean_of_strata_ci
+        value, interval = float(np.mean([values.mean() for values in strata])), bootstrap_ci_of_strata
     if all(len(values) == 1 for values in strata):
         return ScoreInterval(value=value)
     low, high = interval(strata, resamples=resamples)

@@ -19,7 +19,7 @@ from pipelines.evaluation.adaptation import compute_metrics
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
-from pipelines.export.policy_bundle import specification, write_bundle
+from pipelines.export.policy_bundle import describe_policy, write_bundle
 from pipelines.export.step_function import StepFunction
 from pipelines.files.atomic import write_together
 from pipelines.formats import export as datasets
@@ -117,7 +117,7 @@ def choose_evaluation(
         return found
     proofs = [report.get("evaluations", {}).get("original")]
     if isinstance(checkpoint, bundle.Bundle) and checkpoint.greedy == greedy:
-        proofs.append(parity.recorded_scores(checkpoint))
+        proofs.append(parity.read_scores(checkpoint))
     known = [proof for proof in proofs if proof]
     if not known:
         return None
@@ -174,8 +174,12 @@ def _proved(
     capacity = checkpoint.record["context_length"]
     function = StepFunction(agent, capacity=capacity)
     listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
-    files = forms.make(function, chosen, weights=settings.export.weights)
-    record = {**specification(checkpoint.record, greedy=greedy), **forms.describe(function), "forms": list(chosen)}
+    files = forms.make_files(function, chosen, weights=settings.export.weights)
+    record = {
+        **describe_policy(checkpoint.record, greedy=greedy),
+        **forms.describe_step(function),
+        "forms": list(chosen),
+    }
     record["weights"] = settings.export.weights
     if forms.AOTI in chosen:
         record["compiled"] = forms.describe_target()
@@ -191,11 +195,11 @@ def _proved(
     for form in chosen:
         listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
         step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
-        agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
+        agreements[form] = parity.compare(recording, step, forms.choose_limits(form, record), listener=listener)
     parity.require(agreements)
-    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
-    files |= parity.files(recording, report)
-    record["parity"] = vars(forms.limits(forms.ONNX, record))
+    report = parity.make_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
+    files |= parity.encode_files(recording, report)
+    record["parity"] = vars(forms.choose_limits(forms.ONNX, record))
     return files, record, report
 
 

@@ -212,8 +212,8 @@ def untrained(sequence: dict[str, Any], to: Path) -> Path:
     with torch.no_grad():
         owner.heads.actor.net.last.weight.mul_(100)
     function = StepFunction(owner, capacity=12)
-    about = record | {"spaces": owner.spaces.to_json(), **forms.describe(function), "format": FORMAT}
-    files = forms.make(function, (forms.ONNX,))
+    about = record | {"spaces": owner.spaces.to_json(), **forms.describe_step(function), "format": FORMAT}
+    files = forms.make_files(function, (forms.ONNX,))
     to.write_bytes(policy_page.write_page(shown, about | {"version": VERSION}, files, None, runtime()))
     return to
 
