@@ -26,7 +26,7 @@ from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, ma
 from pipelines.config.load import read_toml
 from pipelines.config.own_runs import OwnRun
 from pipelines.config.places import is_run, refuse_scheme, suggest
-from pipelines.config.policy_files import list_checkpoints, names_same_source
+from pipelines.config.policy_files import WarmStart, list_checkpoints
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
@@ -160,7 +160,7 @@ class RunDirectory:
         if fresh:
             return
         source = settings.init.source
-        if source and list_checkpoints(self.checkpoints) and not names_same_source(source, self.load_document()):
+        if source and list_checkpoints(self.checkpoints) and not WarmStart(source).is_stored(self.load_document()):
             raise UsageError(
                 f"run '{self.path}' has been trained already, and did not begin with '{source}'",
                 hint="a warm start is for a new run: give another --run, or begin this one again with --fresh",
@@ -174,7 +174,7 @@ class RunDirectory:
         )
 
         def is_free(key: str) -> bool:
-            if undecided and _may_become(after.get(key), before.get(key)):
+            if undecided and self._may_become(after.get(key), before.get(key)):
                 return True
             # An import has left the environment open, and with how many actors the run goes on.
             is_actors = key == "collect.actors" and before.get(key) == "auto"
@@ -188,6 +188,16 @@ class RunDirectory:
                 hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
+
+    @staticmethod
+    def _may_become(given: Any, stored: Any) -> bool:
+        """Check whether a value that is given may yet turn out to be the one that is stored."""
+        if given == "auto":
+            return isinstance(stored, int)
+        if not isinstance(stored, list):
+            return False
+        named_in_a_file = isinstance(given, list) and len(given) == 1 and str(given[0]).endswith(".json")
+        return named_in_a_file or (isinstance(given, int) and given == len(stored))
 
     def record(
         self, stage: str, settings: Settings, *, fresh: bool = False, recipe: Mapping[str, Any] | None = None
@@ -297,13 +307,3 @@ def describe_process() -> dict[str, Any]:
     facts = _find_circumstances()
     who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
     return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
-
-
-def _may_become(given: Any, stored: Any) -> bool:
-    """Check whether a value that is given may yet turn out to be the one that is stored."""
-    if given == "auto":
-        return isinstance(stored, int)
-    if not isinstance(stored, list):
-        return False
-    named_in_a_file = isinstance(given, list) and len(given) == 1 and str(given[0]).endswith(".json")
-    return named_in_a_file or (isinstance(given, int) and given == len(stored))

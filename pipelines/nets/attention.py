@@ -26,6 +26,16 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from pipelines.nets.compute import keep_constant
 from pipelines.nets.packing import Packing
 
+KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
+_call_kept = functools.lru_cache(maxsize=16)(operator.call)
+
+
+def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
+    """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
+    program always makes its own."""
+    kept = size <= KEPT and not torch.compiler.is_compiling()
+    return _call_kept(make, *arguments) if kept else make(*arguments)
+
 
 @dataclass(frozen=True)
 class AttentionWindow:
@@ -48,7 +58,7 @@ class AttentionWindow:
         """Make the mask of the keys that each query sees, bool: of a single context (T, T), or within each document of
         packed rows (R, 1, W, W)."""
         if packing is None:
-            return _keep(_make_causal, length * length, length, self.size, self.sink, device)
+            return _keep(self._make_causal, length * length, length, self.size, self.sink, device)
 
         def make() -> Tensor:
             document, index = packing.document_RW, packing.age_RW
@@ -64,7 +74,7 @@ class AttentionWindow:
     def make_blocks(self, length: int, packing: Packing | None, device: torch.device) -> BlockMask:
         """Make the mask of `make_mask` in the form that FlexAttention needs."""
         if packing is None:
-            return _make_causal_blocks(length, self.size, self.sink, device)
+            return self._make_causal_blocks(length, self.size, self.sink, device)
 
         def make() -> BlockMask:
             document, age, size, sink = packing.document_RW, packing.age_RW, self.size, self.sink
@@ -78,37 +88,50 @@ class AttentionWindow:
 
         return packing.keep(("flex", self.size, self.sink), make)
 
+    @staticmethod
+    def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
+        """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
+        key = torch.arange(length, device=device)
+        query = key[:, None]
+        return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
+
+    @staticmethod
+    def make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
+        """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
+        sink = min(sink, blocks * w)
+        query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
+        begin = torch.arange(blocks, device=device)[:, None, None] * w
+        near = begin - w + torch.arange(2 * w, device=device)
+        first = torch.arange(sink, device=device).expand(blocks, 1, -1)
+        far = query - first >= w  # only the part of the sink that the window does not reach
+        return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=16)
+    def _make_causal_blocks(length: int, size: int | None, sink: int, device: torch.device) -> BlockMask:
+        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) if size is None else (i >= j) & ((i - j < size) | (j < sink))
+
+        return create_block_mask(sees, None, None, length, length, device=device)
+
+    @staticmethod
+    @functools.cache
+    def make_clip(cap: float | None) -> Callable[..., Tensor] | None:
+        """Make the modification of scores by a logit clip."""
+        # Cached: for another function, though it does the same, FlexAttention would be compiled again.
+        if cap is None:
+            return None
+
+        def clip(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return cap * torch.tanh(score / cap)
+
+        return clip
+
 
 _Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
 _FLEX_HEAD = 16  # minimum head size of FlexAttention's kernels
 _MOST_HEAD = 256  # head size that flash-attn and torch's varlen kernel support
-KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
-
-
-_call_kept = functools.lru_cache(maxsize=16)(operator.call)
-
-
-def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
-    """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
-    program always makes its own."""
-    kept = size <= KEPT and not torch.compiler.is_compiling()
-    return _call_kept(make, *arguments) if kept else make(*arguments)
-
-
-def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
-    """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
-    key = torch.arange(length, device=device)
-    query = key[:, None]
-    return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
-
-
-@functools.lru_cache(maxsize=16)
-def _make_causal_blocks(length: int, size: int | None, sink: int, device: torch.device) -> BlockMask:
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (i >= j) if size is None else (i >= j) & ((i - j < size) | (j < sink))
-
-    return create_block_mask(sees, None, None, length, length, device=device)
 
 
 def dense(
@@ -155,23 +178,12 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
         first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
         return torch.cat((first, before, x), 3)
 
-    seen = _keep(_make_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
+    seen = _keep(window.make_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=window.dropout)
     out = out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
     return out[:, :, :length]
-
-
-def _make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
-    """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
-    sink = min(sink, blocks * w)
-    query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
-    begin = torch.arange(blocks, device=device)[:, None, None] * w
-    near = begin - w + torch.arange(2 * w, device=device)
-    first = torch.arange(sink, device=device).expand(blocks, 1, -1)
-    far = query - first >= w  # only the part of the sink that the window does not reach
-    return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
@@ -214,25 +226,15 @@ def flex(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow
     mask = window.make_blocks(q_BHTD.shape[2], packing, device)
     run = _compile_flex() if device.type == "cuda" else flex_attention
     q, k, v = (F.pad(x, (0, max(0, _FLEX_HEAD - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
-    out: Tensor = run(q, k, v, score_mod=_make_clip(window.logit_clip), block_mask=mask, scale=size**-0.5)[..., :size]
+    out: Tensor = run(q, k, v, score_mod=window.make_clip(window.logit_clip), block_mask=mask, scale=size**-0.5)[
+        ..., :size
+    ]
     return out
 
 
 @functools.cache
 def _compile_flex() -> Any:
     return torch.compile(flex_attention)  # lengths become dynamic once they vary: no kernel per length
-
-
-@functools.cache
-def _make_clip(cap: float | None) -> Callable[..., Tensor] | None:
-    """Make the modification of scores, the same function for the same `cap`: another one would be compiled again."""
-    if cap is None:
-        return None
-
-    def clip(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return clip
 
 
 BACKENDS: dict[str, _Backend] = {

@@ -65,9 +65,8 @@ def test_scores_have_their_intervals() -> None:
     "metrics", [{}, {"return_mean": "3"}, {"return_mean": 1.0, "per_attempt": [3, {"attempt": "x"}]}]
 )
 def test_a_card_without_a_return_says_that_the_policy_was_not_evaluated(metrics: dict[str, Any]) -> None:
-    text = model_card.card(
-        source(evaluation=model_card.make_evaluation(metrics, update=1, split="test", greedy=False))
-    ).decode()
+    evaluation = model_card.make_evaluation(metrics, update=1, split="test", greedy=False)
+    text = source(evaluation=evaluation).write().decode()
     assert ("not evaluated" in text) == (not isinstance(metrics.get("return_mean"), float))
     assert "not evaluated" in source(evaluation=None).write().decode()
 
