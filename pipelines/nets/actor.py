@@ -66,6 +66,7 @@ class Actor(nn.Module):
 
     def acting(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., P) with the acting discount's head alone."""
+        # Rows of the last layer, not of its output: acting, one token at a time, would pay for all discounts.
         last, first = self.net.last, (self.num_discounts - 1) * self.num_params
         out = F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:])
         return out.to(torch.promote_types(out.dtype, torch.float32))
@@ -275,6 +276,8 @@ class BetaPolicy(_BoxPolicy):
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
         self.num_params = 2 * space.flat_size
+        # Two gamma variates for each axis, with a normal number and a uniform for each try: a fixed number of uniforms,
+        # so that a draw has no loop and the same noise gives the same action in every runtime.
         self.noise_size = 2 * 2 * _TRIES * space.flat_size
 
     def _split(self, params: Tensor) -> Tensor:
@@ -448,7 +451,7 @@ class GridChoice(Categorical):
         self.shape, self.points = space.shape, settings.grid_points
         self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
 
-    def _points(self, chosen: Tensor) -> Tensor:
+    def _read_points(self, chosen: Tensor) -> Tensor:
         """Return the features (..., F) of choices in one-hot form (..., A)."""
         if chosen.device not in self._grids:
             self._grids[chosen.device] = self._grids[torch.device("cpu")].to(chosen.device)
@@ -466,10 +469,10 @@ class GridChoice(Categorical):
         return super().log_prob(params, self.index(action), legal)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        return self._points(super().sample(params, noise, legal))
+        return self._read_points(super().sample(params, noise, legal))
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return self._points(super().mode(params, legal))
+        return self._read_points(super().mode(params, legal))
 
     def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]

@@ -117,21 +117,21 @@ class KVCache:
             return
         chosen.written_N = self.written_N[actors_B]
         used = min(int(chosen.written_N.max()) + 1, self.capacity)
-        chosen.keys, chosen.values = (self._taken(slots, actors_B, used) for slots in (self.keys, self.values))
+        chosen.keys, chosen.values = (self._take(slots, actors_B, used) for slots in (self.keys, self.values))
         yield chosen
         self.written_N[actors_B] = chosen.written_N
-        slot_B = self._slot(chosen.written_N - 1)
+        slot_B = self._find_slot(chosen.written_N - 1)
         for slots, new in ((self.keys, chosen.keys), (self.values, chosen.values)):
             slots[:, actors_B, :, slot_B] = new[:, chosen._actors_N, :, slot_B]
 
-    def _taken(self, slots: Tensor, actors_B: Tensor, used: int) -> Tensor:
+    def _take(self, slots: Tensor, actors_B: Tensor, used: int) -> Tensor:
         taken = slots.new_empty(slots.shape[0], len(actors_B), *slots.shape[2:])
         taken[..., :used, :] = slots[:, actors_B, :, :used]
         return taken
 
     def begin_step(self) -> None:
         """Claim each actor's next slot; a full ring discards its oldest token."""
-        self._slot_N = self._slot(self.written_N)
+        self._slot_N = self._find_slot(self.written_N)
         self.written_N += 1
         self._used = min(int(self.written_N.max()), self.capacity)
         self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
@@ -166,10 +166,10 @@ class KVCache:
         for actor, length in enumerate(lengths_N.tolist()):
             time = torch.arange(length, device=k_NHTD.device)
             time = time[(time < self.sink) | (time >= length - self.ring)]
-            self.keys[layer, actor][:, self._slot(time)] = k_NHTD[actor, :, time]
-            self.values[layer, actor][:, self._slot(time)] = v_NHTD[actor, :, time]
+            self.keys[layer, actor][:, self._find_slot(time)] = k_NHTD[actor, :, time]
+            self.values[layer, actor][:, self._find_slot(time)] = v_NHTD[actor, :, time]
         self.written_N.copy_(lengths_N)
 
-    def _slot(self, time: Tensor) -> Tensor:
+    def _find_slot(self, time: Tensor) -> Tensor:
         """Return the slot of an actor's `time`-th token."""
         return torch.where(time < self.sink, time, self.sink + (time - self.sink) % self.ring)

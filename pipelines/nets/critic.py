@@ -96,17 +96,17 @@ class TwoHot(Readout):
         self.outputs = settings.bins
         self.symlog = settings.symlog
         ends = torch.tensor([settings.low, settings.high], dtype=torch.float64, device="cpu")
-        low, high = self._position(ends).tolist()
+        low, high = self._find_position(ends).tolist()
         self.low, self.step = low, (high - low) / (settings.bins - 1)
         self.register_buffer("bins_Z", torch.linspace(low, high, settings.bins), persistent=False)
         self.bins_Z: Tensor
         self.sigma = settings.label_sigma * self.step if settings.labels == "hl-gauss" else None
 
     def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        return self.decode(self._logits(x_CRW, weight, bias).softmax(-1))
+        return self.decode(self._compute_logits(x_CRW, weight, bias).softmax(-1))
 
     def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        probs_CRZ = self._logits(x_CRW, weight, bias).softmax(-1)
+        probs_CRZ = self._compute_logits(x_CRW, weight, bias).softmax(-1)
         mean_CR = probs_CRZ @ self.bins_Z
         slope_CRZ = probs_CRZ * (self.bins_Z - mean_CR[..., None])
         if self.symlog:
@@ -114,7 +114,7 @@ class TwoHot(Readout):
         return torch.bmm(slope_CRZ.to(weight.dtype), weight.mT)
 
     def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return self._logits(x_CGnW.flatten(1, 2), weight, bias)
+        return self._compute_logits(x_CGnW.flatten(1, 2), weight, bias)
 
     def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
         narrow_CRZ = slope.to(x_CGnW.dtype)
@@ -132,7 +132,7 @@ class TwoHot(Readout):
         if self.sigma is None:
             index_R2, share_R2 = self.neighbours(target_R)
             return share_R2.new_zeros(len(target_R), self.outputs).scatter_add_(1, index_R2, share_R2)
-        inside_R1 = self._position(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
+        inside_R1 = self._find_position(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
         edges = torch.cat((self.bins_Z - self.step / 2, self.bins_Z[-1:] + self.step / 2))
         below = torch.special.ndtr((edges - inside_R1) / self.sigma)
         mass_RZ = below.diff(dim=-1)
@@ -140,16 +140,16 @@ class TwoHot(Readout):
 
     def neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two bins around each target, and their shares (R, 2)."""
-        position_R = ((self._position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
+        position_R = ((self._find_position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
         below_R = position_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN only in shares, never in an index
         share_R = position_R - below_R
         return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)
 
-    def _position(self, value: Tensor) -> Tensor:
+    def _find_position(self, value: Tensor) -> Tensor:
         """Return values in the bins' units."""
         return symlog(value) if self.symlog else value
 
-    def _logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _compute_logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.bmm(x_CRW, weight).float() + bias
 
 
@@ -299,7 +299,7 @@ class ActionValues(Ensemble):
         out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             for rows in self.split_chunks(h_ND):
-                out[:, rows] = self._table(self._activations(h_ND[rows], layers)[-1], layers)
+                out[:, rows] = self._compute_table(self._run_layers(h_ND[rows], layers)[-1], layers)
         return out.view(*shape, self.num_discounts, self.num_outputs)
 
     def fused_loss(self, h_ND: Tensor, loss: _TableLoss) -> tuple[Tensor, Tensor]:
@@ -309,6 +309,8 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        # Forward and backward by hand, chunk by chunk: autograd would keep every layer's output, of all rows and critics,
+        # until the backward.
         dtype, tensors = choose_dtype(h_ND.device), self.tensors()
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
@@ -316,8 +318,8 @@ class ActionValues(Ensemble):
         total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
             for rows in self.split_chunks(h_ND):
-                acts = self._activations(h_ND[rows], layers)
-                table_CnGA = self._table(acts[-1], layers).unflatten(-1, out.shape[2:])
+                acts = self._run_layers(h_ND[rows], layers)
+                table_CnGA = self._compute_table(acts[-1], layers).unflatten(-1, out.shape[2:])
                 out[:, rows] = table_CnGA
                 part, slope_CnGA = loss(rows, table_CnGA)
                 total += part
@@ -334,13 +336,13 @@ class ActionValues(Ensemble):
                 add_product(grad_h[rows], slope_CnW, layers.weights[0].mT)
         return total, out, [grad_h, *grads] if learn else None
 
-    def _activations(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
+    def _run_layers(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
         """Return the input of every layer of all critics, the state (C, n, D) first."""
         x_CnD = h_nD.to(layers.last_weight.dtype).expand(self.members, -1, -1)
         return layers.run_hidden(x_CnD)
 
     @staticmethod
-    def _table(x_CnW: Tensor, layers: _Layers) -> Tensor:
+    def _compute_table(x_CnW: Tensor, layers: _Layers) -> Tensor:
         """Compute the last layer's output (C, n, O), in float32: learning depends on small differences of values, which
         bf16 does not resolve."""
         return torch.baddbmm(layers.last_bias, x_CnW.float(), layers.last_weight.float())
@@ -379,11 +381,12 @@ class ActionInput(Ensemble):
         out = torch.zeros((members, discounts * samples, count), device=state_CNW.device)
         if needed is not None:
             needed = needed.expand(members, count, discounts, samples).permute(0, 2, 3, 1).flatten(1, 2)
+        # Where the host need not wait long for their number, only the needed rows are computed.
         some = needed if self.may_wait(out.numel(), out.device) else None
         with torch.autocast(state_CNW.device.type, enabled=False):
             for rows in self.split_chunks(action_NGKF, discounts * samples):
                 picked = None if some is None else _Picked.of(some[..., rows].flatten(1))
-                _, value = self._values(layers, state_CNW[:, rows], action_NGKF[rows], picked)
+                _, value = self._compute_values(layers, state_CNW[:, rows], action_NGKF[rows], picked)
                 if picked is not None:
                     value = value.new_zeros(members, discounts * samples * len(action_NGKF[rows])).index_put_(
                         (picked.critic_M, picked.row_M), value[picked.critic_M, picked.place_M]
@@ -418,7 +421,7 @@ class ActionInput(Ensemble):
         drawn_MGN = drawn_MNG.transpose(1, 2)
         with torch.autocast(state_CNW.device.type, enabled=False):
             for rows in self.split_chunks(action_NGKF, discounts * samples):
-                acts, value_CR = self._values(layers, state_CNW[:, rows], action_NGKF[rows], None)
+                acts, value_CR = self._compute_values(layers, state_CNW[:, rows], action_NGKF[rows], None)
                 value_CGn = value_CR.view(members, discounts, samples, -1).mean(2)
                 out_CGN[..., rows] = value_CGn
                 drawn_MGn = drawn_MGN[..., rows]
@@ -430,7 +433,7 @@ class ActionInput(Ensemble):
                 wanted_CR = critic_R == torch.arange(members, device=critic_R.device)[:, None]
                 picked = _Picked.of(wanted_CR) if self.may_wait(out_CGN.numel() * samples, critic_R.device) else None
                 outputs = acts if picked is None else [picked.rows_of(output) for output in acts]
-                discount_R = self._discounts(critic_R.numel(), critic_R.device)
+                discount_R = self._list_discounts(critic_R.numel(), critic_R.device)
                 discount_CP = discount_R.expand(members, -1) if picked is None else discount_R[picked.row_CP]
                 slope_CPW = self.readout.input_gradients(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
                 if picked is None:
@@ -468,7 +471,7 @@ class ActionInput(Ensemble):
         out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
         total = out_CGN.new_zeros(())
         by_state, by_action = layers.weights[0][:, : self.parts[0]], layers.weights[0][:, self.parts[0] : -1]
-        by_horizon_CG1W = self._by_horizon(layers)
+        by_horizon_CG1W = self._compute_horizon_part(layers)
         with torch.autocast(h_ND.device.type, enabled=False):
             input_NI = torch.cat((h_ND.to(dtype), action_NF.to(dtype)), 1)
             for rows in self.split_chunks(h_ND, discounts):
@@ -491,25 +494,25 @@ class ActionInput(Ensemble):
                 add_product(grad_h[rows], slope_CnW, by_state.mT)
         return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
 
-    def _by_horizon(self, layers: _Layers) -> Tensor:
+    def _compute_horizon_part(self, layers: _Layers) -> Tensor:
         """Return the discounts' and the bias's part of the first layer (C, G, 1, W)."""
         horizon_G1 = self.effective_horizon_G[:, None].to(layers.last_weight.dtype)
         return torch.addcmul(layers.biases[0], horizon_G1, layers.weights[0][:, -1:])[:, :, None]
 
-    def _discounts(self, rows: int, device: torch.device) -> Tensor:
+    def _list_discounts(self, rows: int, device: torch.device) -> Tensor:
         """Return the discount of each of a chunk's R rows."""
         discounts = len(self.effective_horizon_G)
         return torch.arange(discounts, device=device).repeat_interleave(rows // discounts)
 
-    def _values(
+    def _compute_values(
         self, layers: _Layers, state_CnW: Tensor, action_nGKF: Tensor, picked: _Picked | None
     ) -> tuple[list[Tensor], Tensor]:
         """Return the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
         members, (count, width), discounts = self.members, state_CnW.shape[1:], len(self.effective_horizon_G)
         action_SnF = action_nGKF.permute(1, 2, 0, 3).flatten(0, 1)
         action_RF, by_action = action_SnF.flatten(0, 1).to(state_CnW.dtype), layers.weights[0][:, self.parts[0] : -1]
-        by_horizon_CG1W = self._by_horizon(layers)
-        discount = self._discounts(len(action_RF), action_RF.device)
+        by_horizon_CG1W = self._compute_horizon_part(layers)
+        discount = self._list_discounts(len(action_RF), action_RF.device)
         if picked is None:
             first_CGnW = state_CnW[:, None] + by_horizon_CG1W
             first_CGKnW = first_CGnW[:, :, None].expand(-1, -1, len(action_SnF) // discounts, -1, -1)

@@ -248,6 +248,8 @@ class QuickStep:
     def __init__(self, transformer: Transformer) -> None:
         self._transformer = transformer
         self._tensors = [*transformer.parameters(), *transformer.buffers()]
+        # Optimizers change weights in place, which raises a tensor's version: comparing versions costs no pass over
+        # the weights.
         self._versions = self._now()
         with torch.no_grad():
             self._layers = [_Layer(block) for block in transformer.blocks]  # type: ignore[arg-type]

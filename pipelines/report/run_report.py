@@ -206,7 +206,6 @@ def _make_tiles(run: ShownRun) -> Iterator[Markup]:
 
 
 def _compare(runs: Sequence[ShownRun]) -> Markup:
-    """Tabulate runs and their scores."""
     cells: dict[str, list[Any]] = {"run": [run.label for run in runs]}
     cells |= {
         "recipe": [text(run.stored.recipe, 60) for run in runs],

@@ -25,7 +25,6 @@ _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 
 
 def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
-    """Yield a chart for each score that the runs were evaluated by."""
     for metric in _METRICS:
         found = [curve for run in runs for curve in _make_learning_curves(run, metric, count=len(runs))]
         if found:
