@@ -89,9 +89,9 @@ def _claim(file: Path, what: str) -> int:
                 return handle
             os.close(handle)
         except BlockingIOError as error:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise Locked(f"{what}, {holder}", hint="wait for it, or choose another directory") from error
+            raise Locked(f"{what}, {who}", hint="wait for it, or choose another directory") from error
 
 
 @contextmanager

@@ -309,8 +309,8 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        # Forward and backward by hand, chunk by chunk: autograd would keep every layer's output, of all rows and critics,
-        # until the backward.
+        # Forward and backward by hand, chunk by chunk: autograd would keep the outputs of all layers, for all rows and
+        # critics, until the backward.
         dtype, tensors = choose_dtype(h_ND.device), self.tensors()
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
