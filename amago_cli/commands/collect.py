@@ -106,6 +106,17 @@ def collect(
         ),
         Sets("collect.policy"),
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label",
+            metavar="POLICY",
+            help="Store what this policy would do at every step as its label: expert, RUN[@CHECKPOINT], BUNDLE, or "
+            "module:attr.",
+            autocompletion=completion.policies,
+        ),
+        Sets("collect.label"),
+    ] = None,
     follow: Annotated[
         str | None,
         typer.Option(
@@ -185,7 +196,10 @@ def collect(
         "--ray": ray,
         "--on-env-error": on_env_error,
         "--env-timeout": env_timeout,
+        "--tasks": tasks,
+        "--copies": copies,
         "--policy": policy,
+        "--label": label,
         "--follow": follow,
         "--epsilon": epsilon,
         "--explore": explore,

@@ -50,6 +50,10 @@ def evaluate(
         Sets("evaluate.attempts"),
     ] = None,
     checkpoint: EvaluatedCheckpoint = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Evaluate each new checkpoint of a run, until its training has ended."),
+    ] = False,
     greedy: Greedy = None,
     tasks: Annotated[
         str | None,
@@ -99,6 +103,9 @@ def evaluate(
 
     --evaluators N shares the episodes among N processes: each plays the same episodes as it would alone.
 
+    --follow evaluates the newest checkpoint of a run that another process trains, whenever there is another, and ends
+    with the training; --require and --video apply to the last one.
+
     --video N plays the first N episodes once more and writes them as MP4, or as GIF without the extra `video`.
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
@@ -120,6 +127,10 @@ def evaluate(
     request, run = Request(common, common.named), Path(source)
     refuse_unused("evaluate", request.keys)
     packed = None if is_run(run) else find_bundle(source)
+    if follow and packed is not None:
+        raise UsageError(f"--follow evaluates a run as it is trained, and '{source}' is a bundle", hint="leave it out")
+    if follow and checkpoint is not None:
+        raise UsageError("--follow evaluates new checkpoints, --checkpoint a given one", hint="leave out one of them")
     if packed is not None:
         from pipelines.stages import early_checks
 
@@ -148,8 +159,11 @@ def evaluate(
         raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
-    locate_checkpoint(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
+    if not follow:
+        locate_checkpoint(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
     with common.listening() as listener:
         from pipelines.stages import evaluate as stages
 
+        if follow:
+            return stages.follow(settings, path=run, videos=to, listener=listener)
         return stages.run(settings, run=run, videos=to, listener=listener)

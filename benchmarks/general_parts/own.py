@@ -26,17 +26,17 @@ _POLL_SECONDS = 0.1
 def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[str]:
     """Compose the command that trains on a task without a recipe. Its plan fills `seconds` of an idle machine; if it
     takes more CPU seconds, `train` interrupts it."""
-    parameters = list(_assignments("env", task.params))
+    parameters = list(list_assignments("env", task.params))
     given = [*parameters, "train.threads=1", "report=false"]
     words = [*_AMAGO, "run", "--env", task.env, "--minutes", str(seconds / 60), "--run", str(run), "--seed", str(seed)]
     return [*words, *(word for each in given for word in ("--set", each))]
 
 
-def _assignments(setting: str, value: Any) -> Iterator[str]:
+def list_assignments(setting: str, value: Any) -> Iterator[str]:
     """Yield the assignments of a setting for `--set`; a table is one of each of its keys."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _assignments(f"{setting}.{key}", each)
+            yield from list_assignments(f"{setting}.{key}", each)
     else:
         yield f"{setting}={json.dumps(value)}"
 

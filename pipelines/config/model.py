@@ -381,6 +381,9 @@ class AgentSettings(SettingsModel):
     """Value heads."""
     popart: PopArtSettings = PopArtSettings()
     """Value normalisation."""
+    target: Literal["action", "label"] = "action"
+    """What behaviour cloning imitates: the action that was taken, or its label (see `collect.label`), which is imitated
+    whatever its advantage."""
     filter: FilterSettings = FilterSettings()
     """Advantage filter of behaviour cloning."""
     gammas: tuple[_Discount, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)

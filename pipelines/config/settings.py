@@ -271,6 +271,9 @@ class CollectSettings(SettingsModel):
     draws its task. They determine the number of actors, and the episodes of an actor are stored as a history."""
     copies: Annotated[int, BEHAVIOUR] = Field(1, ge=1, le=65_536)
     """Actors that hold each of `tasks`."""
+    label: Annotated[str, BEHAVIOUR] = ""
+    """Policy whose action at every step is stored as its label, for `agent.target = "label"`: `expert`,
+    `RUN[@CHECKPOINT]`, `BUNDLE` or `module:attr`. It sees what the acting policy does. Empty: no labels."""
     learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
     """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
@@ -290,6 +293,12 @@ class CollectSettings(SettingsModel):
     restarts: Annotated[int, PACING] = Field(5, ge=0)
     """How many times in a row a collector is started again after its process has died, without having stored a step in
     between."""
+
+    @model_validator(mode="after")
+    def _copies_are_of_tasks(self) -> CollectSettings:
+        if self.copies > 1 and not self.tasks:
+            raise ValueError("'copies' are actors that hold each of 'tasks', and there are none; give --tasks N")
+        return self
 
 
 class LakeSettings(SettingsModel):
@@ -327,6 +336,9 @@ class TrainSettings(SettingsModel):
     """Order of the episodes in a window of a history: as they were played, by increasing return, or at random."""
     history_stride: int = Field(1, ge=1)
     """Every how many-th episode of that order a window shows: with more, it shows faster progress."""
+    history_horizon: Literal["episode", "history"] = "episode"
+    """How far rewards count: to the end of an episode, or on into the following ones of its window. The latter rewards
+    exploration that pays in a later episode."""
     burn_in: int = Field(0, ge=0)
     """First steps of a window that only warm up the encoder's memory and do not count in the losses, unless the window
     begins its trajectory; for recurrent encoders."""

@@ -36,7 +36,7 @@ _SIZES = {
 def make_preset(size: str, kind: str) -> dict[str, Any]:
     """Make the settings that `size` stands for, with a sequence encoder of this kind; `base` equals the defaults.
 
-    >>> preset("tiny", "gru")["agent"]["sequence"]
+    >>> make_preset("tiny", "gru")["agent"]["sequence"]
     {'kind': 'gru', 'hidden': 64, 'output': 64, 'num_layers': 1}
     """
     chosen = _SIZES[size]

@@ -124,8 +124,9 @@ class Gatherer:
             warm_up=warm_up,
         )
 
-    def gather_parts(self, parts: Parts, size: int, out: Columns | None = None) -> Batch:
-        """Read windows (size,) that consist of `parts` of several trajectories, into `out` or into own buffers."""
+    def gather_parts(self, parts: Parts, size: int, out: Columns | None = None, *, goes_on: bool = False) -> Batch:
+        """Read windows (size,) that consist of `parts` of several trajectories, into `out` or into own buffers.
+        `goes_on`: where an episode ends, it is only reset."""
         if self._moves != self._view.moves:
             self._close_moved()
         table, rows = self._view.table[parts.row], self._rows
@@ -140,13 +141,13 @@ class Gatherer:
             parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first
         )
         flat = {name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in out.items()}
-        observed = [column.name for column in self._view.schema.columns if column.role == "observation"]
+        observed = [column.name for column in self._view.schema.columns if column.role in ("observation", "label")]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
             self._scatter(table, wanted, {name: flat[name] for name in names})
         ends = parts.place + parts.steps
         lengths = np.zeros(size, dtype=np.int64)
         lengths[parts.window[is_last]] = ends[is_last] + 1
-        cut_off = self._mark_joins(parts, out)
+        cut_off = self._mark_joins(parts, out, goes_on=goes_on)
         for i in np.flatnonzero(lengths < rows).tolist():
             for buffer in out.values():
                 buffer[i, lengths[i] :] = 0
@@ -161,7 +162,7 @@ class Gatherer:
             cut_off=cut_off,
         )
 
-    def _mark_joins(self, parts: Parts, out: Columns) -> np.ndarray | None:
+    def _mark_joins(self, parts: Parts, out: Columns, *, goes_on: bool) -> np.ndarray | None:
         """Set the flags of rows in which parts meet; return the steps (B, L) bool after which an episode was truncated,
         or None if there are none."""
         later = ~parts.is_first
@@ -170,6 +171,9 @@ class Gatherer:
         joins = parts.joins[later]
         window, row = window[joins], row[joins]
         out[RESET][window, row] = 1
+        if goes_on:
+            out[TERMINATED][window, row] = 0
+            return None
         unknown = out[TERMINATED][window, row] == 0
         if not unknown.any():
             return None

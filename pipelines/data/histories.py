@@ -24,10 +24,15 @@ class HistoryContext:
     """The order in which a window shows the episodes of a history: by "time", by their "return" (increasing: In-context
     Decision Transformer), or drawn at random with replacement ("shuffle": Decision-Pretrained Transformer, Lee et al.
     2023, arXiv 2306.14892). With a `stride` of k, every k-th episode of the order follows.
+
+    `horizon`: whether rewards count to the end of an "episode", or on into the following ones of the "history", as in
+    RL^2 (Duan et al. 2016, arXiv 1611.02779), so that it pays to explore. Then the end of an episode is only a return
+    to the start: it neither terminates nor cuts off what is learned from.
     """
 
     order: Literal["time", "return", "shuffle"] = "time"
     stride: int = 1
+    horizon: Literal["episode", "history"] = "episode"
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,9 @@ class WindowSampler:
     def _sample_histories(
         self, histories: Histories, chosen: np.ndarray, rng: np.random.Generator, out: Columns | None
     ) -> Batch:
-        batch = self._gatherer.gather_parts(histories.walk(chosen, self.length, rng), len(chosen), out)
+        goes_on = histories.context.horizon == "history"
+        parts = histories.walk(chosen, self.length, rng)
+        batch = self._gatherer.gather_parts(parts, len(chosen), out, goes_on=goes_on)
         return replace(batch, warm_up=np.where(batch.start == 0, 0, self._burn_in)) if self._burn_in else batch
 
     def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

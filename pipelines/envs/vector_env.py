@@ -1,18 +1,20 @@
 """A `gymnasium.vector.VectorEnv` as an environment of several actors.
 
-It must let us reset single actors (AutoresetMode.DISABLED): then episode k begins with the seed that an environment of
-gymnasium's single interface would get. With SAME_STEP it resets them by itself, and only the first episodes are seeded.
-NEXT_STEP is refused: the step that resets one actor would be a step of all the others.
+It must let us reset single actors by `options["reset_mask"]`, as gymnasium's own do: episode k begins with the seed
+that an environment of gymnasium's single interface would get. In the mode NEXT_STEP, gymnasium's default, an actor is
+reset before the step that would reset it, and all the others wait. With SAME_STEP the environment resets actors by
+itself, and only the first episodes are seeded. EnvPool's environments return the actors that were reset alone, and have
+the seeds that they were made with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 
 from pipelines.envs.constructor import list_parameters
 from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult
@@ -46,7 +48,7 @@ class BatchedEnv(EpisodeEnv):
         self.spec = EnvSpec(
             name=name,
             spaces=Spaces(observation=self._observations.spaces, action=self._actions.space),
-            horizon=self.env.spec.max_episode_steps if self.env.spec is not None else None,
+            horizon=self._read_horizon(),
             has_success=success_key is not None,
             about=first_sentence(self.env),
             split="separate seeds",
@@ -56,14 +58,18 @@ class BatchedEnv(EpisodeEnv):
         self._goals = [""] * num_envs
         self._ended = np.zeros(num_envs, dtype=bool)
         self._begun: Any = None  # what a step showed of the episodes that it began
+        self._resets_single = False  # whether that was seen: an environment that ignores the mask resets all
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones(self.num_envs, dtype=bool) if mask is None else mask
         indices, episodes = self._advance(mask)
         self._seeds[indices] = self._draw_seeds(episodes)
-        shown = self._begin(mask)
+        shown = list(self._begin(mask))
         columns = {name: column.copy() for name, column in self._columns.items()}
-        for i, observation in enumerate(iterate(self.env.observation_space, shown)):
+        if not (mask.all() or self._resets_itself or self._resets_single):
+            self._require_others_unchanged(shown, ~mask)
+            self._resets_single = True
+        for i, observation in shown:
             if mask[i]:
                 self._write(observation, columns, i)
                 self._goals[i] = self._observations.text(observation)
@@ -71,16 +77,29 @@ class BatchedEnv(EpisodeEnv):
         self._columns = columns
         return columns
 
-    def _begin(self, mask: np.ndarray) -> Any:
-        """Return a batch of observations in which the actors in `mask` have begun an episode."""
-        seeds: Any = self._seeds.tolist()
+    def _begin(self, mask: np.ndarray) -> Iterable[tuple[int, Any]]:
+        """Return observations by actor, of which those in `mask` have begun an episode."""
         if self._begun is not None and self._resets_itself and (self._ended | ~mask).all():
-            return self._begun
-        if mask.all():
-            return self._call("reset", lambda: self.env.reset(seed=seeds))[0]
-        if self._resets_itself:
+            return enumerate(iterate(self._space, self._begun))
+        if self._resets_itself and not mask.all():
             raise StageFailed(f"environment '{self._name}' resets actors by itself, at the end of their episodes only")
-        return self._call("reset", lambda: self.env.reset(seed=seeds, options={"reset_mask": mask.copy()}))[0]
+        options: dict[str, Any] = {} if mask.all() else {"options": {"reset_mask": mask.copy()}}
+        if self._is_seeded:
+            options["seed"] = self._seeds.tolist()
+        shown, info = self._call("reset", lambda: self.env.reset(**options))
+        actors = info["env_id"].tolist() if self._is_pool else range(self.num_envs)
+        return zip(actors, iterate(self._space, shown), strict=False)
+
+    def _require_others_unchanged(self, shown: Iterable[tuple[int, Any]], others: np.ndarray) -> None:
+        """Raise StageFailed if a reset of some actors has changed what the `others` (N,) bool observe."""
+        columns = {name: column.copy() for name, column in self._columns.items()}
+        for i, observation in shown:
+            self._write(observation, columns, i)
+        if any((columns[name][others] != before[others]).any() for name, before in self._columns.items()):
+            raise StageFailed(
+                f"environment '{self._name}' has reset all of its actors, where options['reset_mask'] asked for some",
+                hint="let its reset heed the mask, or make it with autoreset_mode=AutoresetMode.SAME_STEP",
+            )
 
     def step(self, actions: np.ndarray) -> StepResult:
         batch = np.stack([np.asarray(action) for action in self._actions.decode(actions)])
@@ -92,7 +111,7 @@ class BatchedEnv(EpisodeEnv):
             raise StageFailed(f"environment '{self._name}' failed in step: its rewards are {reward}")
         columns = self._observations.empty(self.num_envs)
         finals = self._read_finals(info, over) if self._resets_itself and over.any() else {}
-        for i, observation in enumerate(iterate(self.env.observation_space, shown)):
+        for i, observation in enumerate(iterate(self._space, shown)):
             self._write(finals.get(i, observation), columns, i)
         self._begun, self._ended, self._columns = shown, over, columns
         return StepResult(
@@ -107,6 +126,10 @@ class BatchedEnv(EpisodeEnv):
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         return [self._name for _ in indices]
+
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        own = self._is_seeded and not self._resets_itself
+        return self._seeds[indices].tolist() if own else [None] * len(indices)
 
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         return [self._goals[i] for i in indices.tolist()]
@@ -125,13 +148,21 @@ class BatchedEnv(EpisodeEnv):
         if env.num_envs != self.num_envs:
             raise UsageError(f"environment '{self._name}' gives {env.num_envs} actors, {self.num_envs} were asked for")
         mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))  # gymnasium's default
-        if mode is AutoresetMode.NEXT_STEP:
-            raise UsageError(
-                f"environment '{self._name}' resets its actors in the step after an episode's end",
-                hint="make it with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or SAME_STEP",
-            )
         self._resets_itself = mode is AutoresetMode.SAME_STEP
+        self._is_pool = hasattr(env, "all_env_ids")  # EnvPool
+        self._is_seeded = not self._is_pool
+        if self._is_pool and getattr(env, "is_async", False):
+            raise UsageError(
+                f"environment '{self._name}' steps some of its actors at once",
+                hint="make it with batch_size equal to num_envs",
+            )
+        self._space = batch_space(env.single_observation_space, self.num_envs)
         return env
+
+    def _read_horizon(self) -> int | None:
+        if self._is_pool:
+            return int(getattr(self.env, "config", {}).get("max_episode_steps", 0)) or None
+        return self.env.spec.max_episode_steps if self.env.spec is not None else None
 
     def _call(self, where: str, call: Callable[[], Any]) -> Any:
         try:
@@ -155,11 +186,7 @@ class BatchedEnv(EpisodeEnv):
         final = info.get("final_obs")
         if final is None:
             raise StageFailed(f"environment '{self._name}' ended an episode without info['final_obs']")
-        each = (
-            final
-            if isinstance(final, np.ndarray) and final.dtype == object
-            else list(iterate(self.env.observation_space, final))
-        )
+        each = final if isinstance(final, np.ndarray) and final.dtype == object else list(iterate(self._space, final))
         return {i: each[i] for i in np.flatnonzero(over).tolist()}
 
     def _read_success(self, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ def bootstrap_ci_of_strata(
     """Estimate the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
     drawn within each stratum.
 
-    >>> mean_of_strata_ci([np.ones(3), 3 * np.ones(5)])
+    >>> bootstrap_ci_of_strata([np.ones(3), 3 * np.ones(5)])
     (2.0, 2.0)
     """
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def compute_iqm(values: np.ndarray) -> float:
     """Compute the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
     `values`.
 
-    >>> iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
+    >>> compute_iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
     2.0
     """
     cut = len(values) // 4
@@ -80,7 +80,7 @@ def bootstrap_ci_of_iqm(
     """Estimate the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
     task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
 
-    >>> stratified_ci([np.ones(3), np.ones(2)])
+    >>> bootstrap_ci_of_iqm([np.ones(3), np.ones(2)])
     (1.0, 1.0)
     """
     if not strata or not all(len(values) for values in strata):

@@ -19,6 +19,7 @@ from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.make import find_exporter
 from pipelines.formats.manifest import MARK, digest_files
+from pipelines.formats.tables import croissant
 from pipelines.lake.reading import Reader, group_by_episode
 from pipelines.lake.store import Lake
 
@@ -50,7 +51,11 @@ def export(
 
     done = find_exporter(form)(read_items(), to, about)
     counts = {"trajectories": len(episodes), "steps": done.steps, "bytes": done.bytes, "digest": digest}
-    counts |= {"files": digest_files(to, listener)}
+    files = digest_files(to, listener)
+    if form == "parquet":
+        croissant.write(to, about, files)
+        files[croissant.NAME] = hashlib.sha256((to / croissant.NAME).read_bytes()).hexdigest()
+    counts |= {"files": files}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
     return done
 

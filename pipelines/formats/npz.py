@@ -33,7 +33,7 @@ from pipelines.formats.intake import (
     read_flags,
 )
 from pipelines.formats.records import as_json, read_info
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
@@ -42,7 +42,7 @@ _THEIRS = "_OBS_KEY_"
 _FILE_NAME = re.compile(r"(?P<env>[^_]+)_[0-9a-f]{8}_(?P<time>\d{1,12}(\.\d+)?)")
 _BUFFER = ("fifo", "protected", "buffer")  # folders below that of a dataset of AMAGO
 _NEEDED = ("actions", "rews", "dones")
-_OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, RECORD})
+_OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, LABEL, RECORD})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ def is_flat(path: Path) -> bool:
 
 
 def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
-    missing = sorted(_OURS - {RECORD} - values.keys())
+    missing = sorted(_OURS - {RECORD, LABEL} - values.keys())
     if missing:
         raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
     record = json.loads(str(values[RECORD])) if RECORD in values else {}

@@ -2,7 +2,9 @@
 
 "Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led to it: the
 executed action a_{t-1} and reward r_t (zeros in row 0), `terminated`, `truncated` (set in the last row only) and
-`reset` (1 where a soft reset returned the agent to the start within the rollout).
+`reset` (1 where a soft reset returned the agent to the start within the rollout). In a labelled lake, row t also holds
+a `label`: the action that another policy would have taken at o_t, such as an expert. The last row of an episode has
+none (zeros), as no action follows.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ import numpy as np
 
 from pipelines.lake.spaces import Ragged, Spaces
 
-ACTION, REWARD = "action", "reward"
+ACTION, REWARD, LABEL = "action", "reward", "label"
 TERMINATED, TRUNCATED, RESET = "terminated", "truncated", "reset"
 _BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One value per step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag). A `ragged`
-    column is padded with zeros and therefore always compressed.
+    """One value per step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag, label). A
+    `ragged` column is padded with zeros and therefore always compressed.
     """
 
     name: str
@@ -53,9 +55,10 @@ def digest(data: Any) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """The step columns of an environment's spaces. Equal spaces have equal ids."""
+    """The step columns of an environment's spaces, with labels if they are `labelled`. Equal columns have equal ids."""
 
     spaces: Spaces
+    labelled: bool = False
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -75,6 +78,7 @@ class Schema:
             Column(name=ACTION, dtype=action.dtype, shape=action.shape, role="action"),
             Column(name=REWARD, dtype="float32", shape=(), role="reward"),
             *(Column(name=n, dtype="uint8", shape=(), role="flag") for n in (TERMINATED, TRUNCATED, RESET)),
+            *([Column(name=LABEL, dtype=action.dtype, shape=action.shape, role="label")] if self.labelled else []),
         )
 
     @cached_property
@@ -95,7 +99,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
-        return cls(Spaces.from_json(data["spaces"]))
+        return cls(Spaces.from_json(data["spaces"]), labelled=any(role == "label" for *_, role in data["columns"]))
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
         """Make zeroed step columns of `rows` rows."""

@@ -233,12 +233,22 @@ class Lake:
             return schema.id
         known = self._schema_ids()
         if known and schema.id not in known:
+            if any(held.spaces == schema.spaces for held in self.schemas().values()):
+                holds, wanted = ("without", "with") if schema.labelled else ("with", "without")
+                raise InputMissing(
+                    f"lake '{self.name}' holds steps {holds} labels, not {wanted}",
+                    hint="choose another lake; collect.label stores labels",
+                )
             nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
                 f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
                 hint="choose another lake, or the environment that filled this one",
             )
         return schema.id
+
+    def schema_of(self, spaces: Spaces) -> Schema:
+        """Return the lake's schema of these spaces; one without labels if it has none."""
+        return next((held for held in self.schemas().values() if held.spaces == spaces), Schema(spaces))
 
     def only_schema(self) -> Schema:
         """Return the one schema of the lake. InputMissing if it has none yet, or several."""

@@ -239,14 +239,15 @@ class Agent(nn.Module):
 
     def valid_steps(self, batch: TensorBatch, h_BTD: Tensor) -> ValidSteps:
         """Select the valid steps of `batch` that count, given the states `h_BTD`."""
-        index, importance_N = batch.counted, None
+        index, importance_N, action = batch.counted, None, batch.counted.take_after(batch.action)
         h_ND = index.take_before(h_BTD)
         if batch.importance is not None:
             importance_N = index.take(batch.importance[:, None].expand_as(index.mask_BT))
         return ValidSteps(
             index=index,
             h_ND=h_ND,
-            action=index.take_after(batch.action),
+            action=action,
+            imitated=action if batch.label is None else index.take_before(batch.label),
             params_NGP=self.heads.actor(self._policy_rows(h_ND, batch, index.take_before)),
             legal=self._legal_rows(batch, index.take_before),
             importance_N=importance_N,
@@ -266,9 +267,9 @@ class Agent(nn.Module):
         return CriticOutput(loss=loss, data=data, policy=policy, advantage_NG=advantage_NG, weight_NG=weight_NG)
 
     def log_prob(self, steps: ValidSteps) -> Tensor:
-        """Compute log-probabilities of the dataset actions (N, G)."""
-        taken = steps.action[:, None].expand(-1, len(self.gammas), *steps.action.shape[1:])
-        return self.heads.policy.log_prob(steps.params_NGP, taken, steps.legal)
+        """Compute log-probabilities of the imitated actions (N, G)."""
+        imitated = steps.imitated[:, None].expand(-1, len(self.gammas), *steps.imitated.shape[1:])
+        return self.heads.policy.log_prob(steps.params_NGP, imitated, steps.legal)
 
     def _normalized_min_q(self, output: CriticOutput | None) -> Tensor | None:
         """Return the value that the actor loss maximises (N, G): of table critics in units of advantages, of others in

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipelines.errors import IntegrityError, UsageError
-from pipelines.lake.schema import ACTION, REWARD, TERMINATED
+from pipelines.lake.schema import ACTION, LABEL, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, MultiDiscrete, Spaces
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
@@ -108,8 +108,9 @@ class TensorBatch:
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
     unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights
-    of the losses of windows; None: all 1. `lengths` (valid rows of each window) and `last_time` (the maximum time index
-    of a valid row) are known without a device sync.
+    of the losses of windows; None: all 1. `label` (B, T + 1, ...): row t is that of the action from t; None: labels
+    are not used. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row) are
+    known without a device sync.
     """
 
     observation: Mapping[str, Tensor]
@@ -123,6 +124,7 @@ class TensorBatch:
     lengths: tuple[int, ...]
     last_time: int
     importance: Tensor | None = None
+    label: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -142,11 +144,12 @@ class TensorBatch:
         device: torch.device | str = "cpu",
         *,
         loss_mask: str = "",
+        labelled: bool = False,
     ) -> TensorBatch:
         """Convert windows, cut to the longest of the batch, and move them to `device`.
 
         Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
-        `loss_mask`, if one is named.
+        `loss_mask`, if one is named. `labelled`: with the labels.
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
@@ -183,6 +186,7 @@ class TensorBatch:
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
+            label=_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
         )
 
     def split(self, parts: int) -> list[TensorBatch]:
@@ -228,8 +232,8 @@ def require_choices(windows: Windows, spaces: Spaces) -> None:
     columns, lengths = windows.columns, np.asarray(windows.lengths)
     rows = int(lengths.max())
     valid = np.arange(rows) < lengths[:, None]
-    for name, space in {**spaces.observation, ACTION: spaces.action}.items():
-        if not isinstance(space, Discrete | MultiDiscrete):
+    for name, space in {**spaces.observation, ACTION: spaces.action, LABEL: spaces.action}.items():
+        if name not in columns or not isinstance(space, Discrete | MultiDiscrete):
             continue
         values, limit = columns[name][:, :rows][valid], space.n if isinstance(space, Discrete) else np.array(space.nvec)
         if ((values < 0) | (values >= limit)).any():

@@ -33,12 +33,13 @@ _Filter = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ValidSteps:
-    """Valid steps of a batch that count in the losses: states and policies with gradient, dataset actions, and action
-    masks (N, 1, choices)."""
+    """Valid steps of a batch that count in the losses: states and policies with gradient, dataset actions, the actions
+    that behaviour cloning imitates (these, or their labels), and action masks (N, 1, choices)."""
 
     index: StepIndex
     h_ND: Tensor
     action: Tensor
+    imitated: Tensor
     params_NGP: Tensor
     legal: Tensor | None
     importance_N: Tensor | None
@@ -101,7 +102,9 @@ class _Term:
 def actor_loss(inputs: LossInputs) -> Tensor:
     """-Q of the policy's own actions plus (advantage-filtered) behaviour cloning, each times its weight."""
     importance_N = inputs.steps.importance_N
-    weight_NG = torch.ones_like(inputs.log_prob_NG) if inputs.critics is None else inputs.critics.weight_NG
+    weight_NG = torch.ones_like(inputs.log_prob_NG)
+    if inputs.critics is not None and inputs.settings.target == "action":
+        weight_NG = inputs.critics.weight_NG
     if importance_N is not None:
         weight_NG = weight_NG * importance_N[:, None]
     loss = inputs.type.bc_weight * _behaviour_cloning_loss(inputs.log_prob_NG, weight_NG)
@@ -145,7 +148,7 @@ def _policy_gradient_loss(value_NG: Tensor, importance_N: Tensor | None = None) 
 
 
 def _behaviour_cloning_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
-    """Weighted negative log-likelihood of the dataset actions, mean over discounts, sum over steps."""
+    """Weighted negative log-likelihood of the imitated actions, mean over discounts, sum over steps."""
     return -(weight_NG * log_prob_NG).sum() / log_prob_NG.shape[1]
 
 

@@ -90,6 +90,11 @@ class Chain:
                 name, argument = text, ""
             self._relabelers.append(RELABELERS.get(name)(argument, context))
         names = {name for each in self._relabelers for name in each.changes}
+        if context.schema.labelled and names & context.schema.spaces.observation.keys():
+            raise UsageError(
+                f"'{' + '.join(texts)}' changes what is observed, but labels are of the observations that were made",
+                hint="relabel a lake that was collected without collect.label",
+            )
         read = {name for each in self._relabelers for name in each.reads}
         # A label of a whole trajectory has to be stored with some column: the smallest.
         changes = names or {RESET}

@@ -292,7 +292,7 @@ def is_a_curve(places: Sequence[float]) -> bool:
 
     A line from the evaluation before training to those after it would look like learning at a constant rate.
 
-    >>> make_a_curve([0, 3900, 4000]), make_a_curve([100, 200, 300])
+    >>> is_a_curve([0, 3900, 4000]), is_a_curve([100, 200, 300])
     (False, True)
     """
     ordered = sorted(set(places))

@@ -21,7 +21,6 @@ from pipelines.lake import collectors
 from pipelines.lake.log import count_expired_steps
 from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
-from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
@@ -29,7 +28,7 @@ from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.learners import replay_histories
-from pipelines.rollout.plan import CollectionPlan, MakePolicy
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, make_labeller
 from pipelines.rollout.policies import Acting
 from pipelines.rollout.rollout import Recording, Rollout
 
@@ -80,7 +79,7 @@ class LakeSink:
 
     def __init__(self, plan: CollectionPlan, spec: EnvSpec, *, existing: Lake | None = None) -> None:
         self.name, self.run, self.notices = plan.name, plan.run, queue.SimpleQueue[Event]()
-        self._plan, self._spec, self._schema, self._existing = plan, spec, Schema(spec.spaces), existing
+        self._plan, self._spec, self._schema, self._existing = plan, spec, plan.make_schema(spec.spaces), existing
         if existing is not None:
             existing.require_schema(self._schema)
         self._retention = contextlib.ExitStack()
@@ -193,6 +192,7 @@ class Collector:
                     keep_unfinished=True,
                     histories=bool(plan.settings.collect.tasks),
                     cutting=self._cutting,
+                    labeller=make_labeller(plan.settings, self.env, seed=seeds.policy),
                 ),
                 on_failure=self._report_failure,
                 on_env_error=plan.settings.collect.on_env_error,

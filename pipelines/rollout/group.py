@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, StepResult, rows_not_finite
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
@@ -77,6 +77,12 @@ class Recorder:
         buffers[TERMINATED][now] = terminated
         buffers[TRUNCATED][now] = truncated
         buffers[RESET][now] = reset
+        if self.schema.labelled:
+            buffers[LABEL][now] = 0  # until `label` is called for this row
+
+    def label(self, labels: np.ndarray) -> None:
+        """Record the labels (N, ...) of the newest row, from which all actors are about to act."""
+        self._buffers[LABEL][self._now] = labels
 
     def episodes(self, actors: np.ndarray) -> tuple[dict[str, np.ndarray], list[int]]:
         """Copy all rows of the running pieces of `actors` (m,), concatenated, and their lengths T + 1."""
@@ -133,14 +139,22 @@ class ActorGroup:
     """
 
     def __init__(
-        self, env: Env, number: int, place: slice, *, recorded: bool, kept_steps: int = 0, histories: bool = False
+        self,
+        env: Env,
+        number: int,
+        place: slice,
+        *,
+        recorded: bool,
+        kept_steps: int = 0,
+        histories: bool = False,
+        labelled: bool = False,
     ) -> None:
         self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
         self.recorder: Recorder | None = None
         if recorded:
             rows = min(2 * (env.spec.horizon or _FIRST_ROWS) + 2, _FIRST_ROWS)
-            self.recorder = Recorder(Schema(spaces), n, rows=rows, kept=kept_steps)
+            self.recorder = Recorder(Schema(spaces, labelled=labelled), n, rows=rows, kept=kept_steps)
         self.observation: Mapping[str, np.ndarray] | None = None
         self.action = zeros(spaces.action, (n,))
         self.reward = np.zeros(n, dtype=np.float32)
@@ -179,6 +193,11 @@ class ActorGroup:
     def steps_in_flight(self) -> np.ndarray:
         """The steps (N,) of each running episode that were not taken or cut off yet."""
         return self.time if self.recorder is None else np.where(self.time > 0, self.recorder.lengths, 0)
+
+    def label(self, labels: np.ndarray) -> None:
+        """Record the labels (N, ...) of the observations that are acted on next."""
+        assert self.recorder is not None
+        self.recorder.label(labels)
 
     def add(self, actions: np.ndarray, result: StepResult, epsilon: np.ndarray | float) -> None:
         """Record a step of all actors."""
@@ -353,7 +372,7 @@ class JoinedGroups:
     """Several groups, as a policy sees them: concatenated."""
 
     def __init__(self, groups: Sequence[ActorGroup]) -> None:
-        names = list(groups[0].observation or ())
+        names, self._groups = list(groups[0].observation or ()), groups
         self.observation: Mapping[str, np.ndarray] | None = {
             name: np.concatenate([group.observation[name] for group in groups if group.observation is not None])
             for name in names
@@ -361,3 +380,8 @@ class JoinedGroups:
         self.action, self.reward, self.time = (
             np.concatenate([getattr(group, name) for group in groups]) for name in ("action", "reward", "time")
         )
+
+    def label(self, labels: np.ndarray) -> None:
+        """Record the labels of all actors."""
+        for group in self._groups:
+            group.label(labels[group.place])

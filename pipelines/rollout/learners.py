@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.config.settings import LearnerSettings
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.reading import Reader, join_pieces
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, Space, Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -174,14 +174,13 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
 def _learn_again(learner: HistoryLearner, reader: Reader, pieces: Sequence[tuple[int, str, int]]) -> None:
     """Repeat what `learner` did in one episode of each actor, all at the same step of their episodes."""
     episodes: dict[int, list[Mapping[str, np.ndarray]]] = {}
-    names = [column.name for column in reader.lake.only_schema().columns]
+    schema = reader.lake.only_schema()
+    names = [column.name for column in schema.columns]
     for actor, uid, _ in pieces:
         episodes.setdefault(actor, []).append(reader.read_columns(uid, names))
     joined = {actor: join_pieces(parts) for actor, parts in episodes.items()}
     length = {actor: len(columns[REWARD]) - 1 for actor, columns in joined.items()}
-    observed = [
-        name for name in next(iter(joined.values())) if name not in (ACTION, REWARD, TERMINATED, TRUNCATED, RESET)
-    ]
+    observed = list(schema.spaces.observation)
     for t in range(max(length.values())):
         actors = [actor for actor in joined if length[actor] > t]
         before, after = (

@@ -31,13 +31,14 @@ from pipelines.envs.legal import LegalActions
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener
 from pipelines.lake import collectors
-from pipelines.lake.spaces import Box, make_grid
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Spaces, make_grid
 from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.learners import is_learner, make_learner
-from pipelines.rollout.policies import Acting, load_policy, trained
+from pipelines.rollout.policies import Acting, Policy, load_policy, trained
 from pipelines.rollout.rollout import Cutting
 
 _CONTEXTS = 8  # in a piece, and kept of an episode for a new policy's memory
@@ -220,6 +221,10 @@ class CollectionPlan:
         )
         return follower.first(), follower
 
+    def make_schema(self, spaces: Spaces) -> Schema:
+        """Make the schema of what is stored."""
+        return Schema(spaces, labelled=bool(self.settings.collect.label))
+
     def choose_cutting(self, horizon: int | None) -> Cutting:
         """Choose how episodes of at most `horizon` steps (None: unknown) are stored in pieces."""
         context, steps = self.settings.train.context_length_for(horizon), self.settings.collect.chunk_steps
@@ -314,6 +319,18 @@ class EvaluationPlan:
         return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, own=own)
 
 
+def make_labeller(settings: Settings, env: Env, *, seed: int) -> Policy | None:
+    """Make the policy whose actions are stored as labels; None without labels. UsageError for a learner, and for an
+    expert that the environment does not have."""
+    name = settings.collect.label
+    if not name:
+        return None
+    if is_learner(name):
+        hint = "give expert, RUN[@CHECKPOINT], BUNDLE or module:attr"
+        raise UsageError(f"collect.label = '{name}': a learner does not learn from what others do", hint=hint)
+    return load_policy(name, env, seed=seed, greedy=True, action_mask=settings.agent.action_mask).policy
+
+
 def draw_seeds(seed: int, position: int, *, count: int = 3, number: int | None = None) -> list[int]:
     """Draw independent seeds for all random draws of a process; `position` keeps a resumed one from repeating itself,
     and `number` several collectors from repeating each other."""
@@ -338,12 +355,7 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
     """Describe how a collector outside a chain chooses its actions, as plain data."""
     wanted = settings.collect
     assert not isinstance(wanted.tasks, int)  # the stage has drawn them
-    path, at, checkpoint = wanted.policy.partition("@")
-    policy = wanted.policy
-    if RunDirectory(path).exists():
-        policy = f"{Path(path).resolve()}{at}{checkpoint}"
-    elif (directory := find_bundle(policy)) is not None:
-        policy = f"bundle:{load_record(directory)['checksum']}"  # so that it may be moved
+    policy = _describe_policy(wanted.policy)
     return {
         "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
         "follow": wanted.follow
@@ -351,7 +363,18 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
         else str(Path(wanted.follow).resolve()),
         "greedy": wanted.greedy,
         **({"tasks": list(wanted.tasks), "copies": wanted.copies} if wanted.tasks else {}),
+        **({"label": _describe_policy(wanted.label)} if wanted.label else {}),
         **({"learner": wanted.learner.model_dump(mode="json")} if is_learner(policy) else {}),
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
         "action_mask": settings.agent.action_mask,
     }
+
+
+def _describe_policy(name: str) -> str:
+    """Name a policy so that another one has another name: a run by its place, a bundle by its content, so that it may
+    be moved."""
+    path, at, checkpoint = name.partition("@")
+    if RunDirectory(path).exists():
+        return f"{Path(path).resolve()}{at}{checkpoint}"
+    directory = find_bundle(name)
+    return name if directory is None else f"bundle:{load_record(directory)['checksum']}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -57,8 +57,8 @@ class Recording:
 
     Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
     with no success (they did not fail), and left out of all means. With `histories`, the episodes of each actor are a
-    history. Counts and means are those of whole episodes, even
-    where pieces of them are stored.
+    history. Counts and means are those of whole episodes, even where pieces of them are stored. `labeller`: a policy
+    whose actions are stored as labels, and not executed.
     """
 
     sink: Sink
@@ -66,6 +66,7 @@ class Recording:
     keep_unfinished: bool = False
     histories: bool = False
     cutting: Cutting = Cutting()
+    labeller: Policy | None = None
 
 
 class Rollout:
@@ -98,6 +99,7 @@ class Rollout:
         self._summarised = on_episode is not None
         self._on_failure, self._on_error = on_failure, on_env_error
         self._recording, cutting = recording, Cutting() if recording is None else recording.cutting
+        self._labeller = None if recording is None else recording.labeller
         self._chunk_steps = cutting.steps
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
         self._groups: list[ActorGroup] = []
@@ -112,6 +114,7 @@ class Rollout:
                     recorded=recording is not None,
                     kept_steps=cutting.kept,
                     histories=recording is not None and recording.histories,
+                    labelled=self._labeller is not None,
                 )
             )
             first += part.num_envs
@@ -135,13 +138,8 @@ class Rollout:
     def policy(self, policy: Policy) -> None:
         self.settle()
         self._policy, sizes = policy, [group.env.num_envs for group in self._groups]
-        split = getattr(policy, "split", None)
-        self._overlapping = (
-            len(sizes) > 1
-            and split is not None
-            and split(sizes)
-            and (self.exploration is None or self.exploration.split(sizes))
-        )
+        splitting = [policy, *(each for each in (self._labeller, self.exploration) if each is not None)]
+        self._overlapping = len(sizes) > 1 and all(_split(each, sizes) for each in splitting)
 
     @property
     def stepping(self) -> Waiting:
@@ -284,23 +282,28 @@ class Rollout:
     def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
         """Choose the actions for a group, or for all actors, and their exploration rates."""
         began = time.perf_counter()
-        observation, spec = actors.observation, self.env.spec
+        observation = actors.observation
         assert observation is not None
         given = {} if part is None else {"part": part}
         explored = self._policy.epsilon if isinstance(self._policy, HistoryLearner) else 0.0
         actions = self._policy.act(observation, actors.action, actors.reward, actors.time, **given)
-        if actions.shape != actors.action.shape:
-            raise StageFailed(
-                f"the policy gave actions of shape {actions.shape}, environment '{spec.name}' takes "
-                f"{actors.action.shape}"
-            )
-        if self._action_is_box:
-            actions = np.clip(actions, -1.0, 1.0)
+        actions = self._check_actions(actions, actors.action, "the policy")
+        if self._labeller is not None:
+            labels = self._labeller.act(observation, actors.action, actors.reward, actors.time, **given)
+            actors.label(self._check_actions(labels, actors.action, "the policy of collect.label"))
         epsilon: np.ndarray | float = explored
         if self.exploration is not None:
             actions, epsilon = self.exploration(actions, actors.time, observation, part)
         self._policy_seconds += time.perf_counter() - began
         return actions.astype(actors.action.dtype, copy=False), epsilon
+
+    def _check_actions(self, actions: np.ndarray, like: np.ndarray, whose: str) -> np.ndarray:
+        """Return actions within their bounds. StageFailed if they are not of the shape of `like`."""
+        if actions.shape != like.shape:
+            raise StageFailed(
+                f"{whose} gave actions of shape {actions.shape}, environment '{self.env.spec.name}' takes {like.shape}"
+            )
+        return np.clip(actions, -1.0, 1.0) if self._action_is_box else actions
 
     def _start(self, group: ActorGroup, actions: np.ndarray, epsilon: np.ndarray | float) -> None:
         began = time.perf_counter()
@@ -495,3 +498,9 @@ class Rollout:
         }
         known = {name: value for name, value in shown.items() if not math.isnan(value)}
         return Progress(stage=stage, done=min(self._done, steps), total=steps, unit="steps", metrics=known)
+
+
+def _split(acting: object, sizes: Sequence[int]) -> bool:
+    """Split a policy or an exploration into groups of actors, if it can be."""
+    split = getattr(acting, "split", None)
+    return split is not None and bool(split(sizes))

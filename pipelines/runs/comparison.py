@@ -210,8 +210,8 @@ def estimate_improvement(
 
     It is the mean over the environments that both have, with a stratified bootstrap interval unless each has one run.
 
-    >>> improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
-    0.7777777777777778
+    >>> estimate_improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
+    0.6666666666666666
     """
     rng = np.random.default_rng(seed)
     shared = sorted(first.keys() & second.keys())

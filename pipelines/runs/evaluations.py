@@ -90,7 +90,7 @@ class Standard:
 def name_mode(greedy: bool) -> str:
     """Name a way to act.
 
-    >>> mode_name(True), mode_name(False)
+    >>> name_mode(True), name_mode(False)
     ('greedy', 'sampled')
     """
     return "greedy" if greedy else "sampled"
@@ -333,7 +333,7 @@ def name_environments(standards: Sequence[Standard]) -> dict[str, str]:
     """Name each `Standard.env`: by the environment's name, with the parameters that distinguish it from its namesakes.
 
     >>> long, short = '{"corridor": 20, "name": "tmaze"}', '{"corridor": 5, "name": "tmaze"}'
-    >>> env_differences([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
+    >>> name_environments([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
     'tmaze corridor=5'
     """
     tables: dict[str, Mapping[str, Any]]

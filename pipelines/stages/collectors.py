@@ -22,7 +22,6 @@ from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import AmagoError, Locked, StageFailed
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.files.locks import exclusive
-from pipelines.lake.schema import Schema
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
@@ -307,7 +306,7 @@ class CollectorGroup:
             if member.order is not None:
                 member.order = self._make_order(member)
         lake = open_lake(self._plan)
-        lake.require_schema(Schema(spec.spaces))
+        lake.require_schema(self._plan.make_schema(spec.spaces))
         self._maintenance.enter_context(keep_within(lake, self._plan.settings.lake, self._notices.put))
 
     def _relay(self, event: Event, member: _Member, listener: Listener) -> None:

@@ -9,14 +9,17 @@ may have learnt what one of the two hides. That check is an evaluation of its ow
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
 from pipelines.envs.env import EnvSpec
@@ -36,6 +39,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.runs.evaluations import name_mode
+from pipelines.runs.stored import find_running
 from pipelines.stages import filming
 from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
 from pipelines.stages.engines import make_engine, perform_all
@@ -44,6 +48,7 @@ from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result
 from pipelines.stages.tasks import Channel
 from pipelines.tracking.background import track_run
+from pipelines.training.data import wait_for
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
@@ -113,6 +118,37 @@ def run(
         tasks = _tasks(wanted, settings.env.name, directory, listener)
         plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks))
         return _evaluate(plan, archive, in_chain=in_chain, both_ways=both_ways, listener=listener)
+
+
+def follow(settings: Settings, *, path: Path, videos: Path | None = None, listener: Listener = silent) -> Result:
+    """Evaluate the newest checkpoint of the run at `path` whenever there is another one, until no process trains it any
+    more; wait for the first. Returns the evaluation of the last one, to which alone `require` and `video` apply.
+
+    A checkpoint that is removed while it is read is left out: a newer one has taken its place.
+    """
+    directory, number = RunDirectory.open(path), -1
+    quiet = settings.evaluate.model_copy(update={"require": "", "video": 0})
+    while True:
+        what = "the first checkpoint" if number < 0 else f"a checkpoint after {number}"
+        found = wait_for(partial(_find_another, directory, number), what, listener)
+        if found == number:
+            return run(settings, run=path, videos=videos, listener=listener)
+        number = found
+        wanted = settings.model_copy(update={"evaluate": quiet.model_copy(update={"checkpoint": str(number)})})
+        with contextlib.suppress(InputMissing):
+            metrics = run(wanted, run=path, both_ways=False, listener=listener).metrics
+            low, high = metrics["return_ci95"]
+            text = f"checkpoint {number}: return {metrics['return_mean']:.4g} ({low:.4g} to {high:.4g})"
+            listener(Notice(stage="evaluate", text=text))
+
+
+def _find_another(directory: RunDirectory, number: int) -> int | None:
+    """Find the newest checkpoint if it is not `number`; `number` itself once no process trains the run; else None."""
+    process = find_running(directory.path)  # first: a training writes its last checkpoint before it ends
+    newest = max(list_checkpoints(directory.checkpoints), default=-1)
+    if newest != number:
+        return newest
+    return number if number >= 0 and (process is None or process[0] == "collect") else None
 
 
 def run_bundle(

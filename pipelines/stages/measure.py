@@ -214,14 +214,16 @@ def _record_batch(env: Env, learner: Learner) -> Batch:
     that never changes is encoded once, where made-up ones would take seconds."""
     stored: list[Trajectories] = []
     policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
-    rollout = Rollout(env, policy, recording=Recording(sink=stored.append, keep_unfinished=True))
+    labelled = learner.agent_settings.target == "label"
+    recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
+    rollout = Rollout(env, policy, recording=recording)
     for _ in range(_RECORDED_STEPS):
         rollout.step()
     rollout.settle()
     rollout.finish()
     windows, rows = learner.micro_batch_size, learner.settings.resolved_context_length + 1
     columns: dict[str, np.ndarray] = {}
-    for column in Schema(learner.spaces).columns:
+    for column in Schema(learner.spaces, labelled=labelled).columns:
         found = np.concatenate([each.columns[column.name] for each in stored])
         repeated = found[np.arange(windows * rows) % len(found)]
         columns[column.name] = repeated.reshape(windows, rows, *column.shape)

@@ -37,7 +37,7 @@ from pipelines.report import run_report
 from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
-from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy, make_labeller
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
@@ -105,6 +105,12 @@ def _run(
         raise UsageError(
             "`amago run` always acts with the agent it trains", hint="remove collect.follow, or use amago collect"
         )
+    collects_alone = any(entry.stage == "collect" for entry in settings.stages) and not settings.collect.label
+    if settings.agent.target == "label" and collects_alone:
+        raise UsageError(
+            "agent.target is 'label', but nothing labels what is collected",
+            hint="set collect.label, e.g. to expert; or leave out agent.target",
+        )
     directory = RunDirectory(run)
     places = places_in_chain(settings, run)
     started, spaces, horizon = time.monotonic(), None, None
@@ -121,6 +127,7 @@ def _run(
             with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
+                make_labeller(settings, env, seed=0)
                 for evaluating in {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}:
                     evaluate.require_metrics(settings.env, evaluating, env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
@@ -304,7 +311,9 @@ class ChainRunner:
     def _mixed(self, step: PlannedStage, listener: Listener) -> list[tuple[Lake, Share]]:
         """Return every lake that the chain samples from, with its current weight."""
         if not self._lakes:
-            schema = Schema(self._training(listener).learner.spaces)
+            spaces, own = self._training(listener).learner.spaces, self.settings.collect.label
+            present = next(filter(None, map(Lake.find, self._places)), None)
+            schema = Schema(spaces, labelled=bool(own)) if present is None else present.schema_of(spaces)
             opened = open_in_chain(self._places, schema, own=self.directory.lake, listener=listener)
             self._lakes = dict(zip(self._places, opened, strict=True))
         now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}

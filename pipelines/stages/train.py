@@ -30,7 +30,7 @@ from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
-from pipelines.training.data import wait_for
+from pipelines.training.data import require_labels, wait_for
 from pipelines.training.trainer import Trainer
 
 
@@ -81,7 +81,9 @@ def run(
             train = with_window(train, settings.agent, longest_episode(opened), listener)
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
-            spaces = opened[0].only_schema().spaces
+            schema = opened[0].only_schema()
+            require_labels(schema, settings.agent, lake=opened[0].name)
+            spaces = schema.spaces
         with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
             if not fresh:
@@ -191,6 +193,11 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
         schema = lake.only_schema()
         if schema.id != first.id:
             sides = (f"in '{lakes[0].name}'", f"in '{lake.name}'")
+            if schema.spaces == first.spaces:
+                raise InputMissing(
+                    f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: only one of them has labels",
+                    hint="collect both with collect.label, or both without",
+                )
             what = "; ".join(difference(first.spaces, schema.spaces, sides))
             raise InputMissing(
                 f"lakes '{lakes[0].name}' and '{lake.name}' hold steps of different spaces: {what}",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pipelines.config.host import is_main
+from pipelines.config.model import AgentSettings
 from pipelines.config.settings import ReplaySettings, TrainSettings
 from pipelines.data.histories import HISTORY, HistoryContext
 from pipelines.data.mixture import Mixture, Share
@@ -129,6 +130,15 @@ def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
     return found
 
 
+def require_labels(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
+    """Raise InputMissing if the agent is to imitate labels that the steps of `lake` do not have."""
+    if agent.target == "label" and not schema.labelled:
+        raise InputMissing(
+            f"agent.target is 'label', but the steps of lake '{lake}' have no labels",
+            hint="collect with --label expert, or another policy; or leave out agent.target",
+        )
+
+
 def make_mixture(
     lakes: Sequence[tuple[Lake, Share]],
     schema: Schema,
@@ -148,7 +158,7 @@ def make_mixture(
     )
     history = None
     if train.context == "history":
-        history = HistoryContext(order=train.history_order, stride=train.history_stride)
+        history = HistoryContext(order=train.history_order, stride=train.history_stride, horizon=train.history_horizon)
     extra = strategy.extra if history is None else (*strategy.extra, *HISTORY)
     views, versions = [], []
     for lake, share in lakes:

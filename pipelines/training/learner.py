@@ -122,8 +122,11 @@ class Learner:
         batches = self._weight_batches([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
-        mask = self.settings.loss_mask
-        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask) for batch in batches]
+        mask, labelled = self.settings.loss_mask, self.agent_settings.target == "label"
+        tensors = [
+            TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask, labelled=labelled)
+            for batch in batches
+        ]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.update, self.settings)
         if not self.agent.training:  # walking through all modules costs as much as a layer

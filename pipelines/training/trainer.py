@@ -26,7 +26,6 @@ from pipelines.data.mixture import Share
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
-from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
@@ -35,7 +34,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
 from pipelines.training import speed
-from pipelines.training.data import TrainingData
+from pipelines.training.data import TrainingData, require_labels
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 from pipelines.training.publisher import Publisher
@@ -118,7 +117,8 @@ class Trainer:
         span = ranks.find_host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
         with ranks.raise_together():
             if self._data is None:
-                schema, relay = Schema(self.learner.spaces), partial(self._relay, listener)
+                schema, relay = lakes[0][0].schema_of(self.learner.spaces), partial(self._relay, listener)
+                require_labels(schema, self.settings.agent, lake=lakes[0][0].name)
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)

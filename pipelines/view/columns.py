@@ -25,7 +25,9 @@ def describe(schema: Schema) -> list[dict[str, Any]]:
     for column in schema.columns:
         if column.name in lengths:
             continue
-        space = schema.spaces.action if column.role == "action" else schema.spaces.observation.get(column.name)
+        space = (
+            schema.spaces.action if column.role in ("action", "label") else schema.spaces.observation.get(column.name)
+        )
         choices = space.n if isinstance(space, Discrete) else None
         shape, size = column.shape, math.prod(column.shape)
         is_plane = len(shape) in (2, 3) and min(shape[:2]) >= _LEAST_SIDE and shape[0] * shape[1] <= _MOST_CELLS

@@ -6,8 +6,8 @@ The engine's reads are recorded, so this does not repeat the lists by which opti
 
 from __future__ import annotations
 
-import importlib
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from amago_cli.app import command
 from pipelines.config.base import SettingsModel
 from pipelines.config.changes import find_changes, flatten
 from pipelines.config.settings import Settings
+from pipelines.stages import collect, evaluate, export, ingest, relabel, train
 from tests.cli.conftest import Amago, Call, tiny
 
 PLAY = ("--env", "bandit", "--steps", 40, "--actors", 2)
@@ -40,7 +41,8 @@ MODES: dict[str, tuple[object, ...]] = {
     "export a bundle": ("export", "packed", "--to", "out"),
     "export trajectories": ("export", "small", "--format", "npz", "--to", "out"),
 }
-STAGES = ("collect", "ingest", "relabel", "train", "evaluate", "evaluate_bundle", "export")
+STAGES = (collect.run, ingest.run, relabel.run, train.run, evaluate.run, evaluate.run_bundle)
+STAGES += (export.run, export.of_bundle, export.dataset)
 # Options whose effect is not a setting: places, whether to start over, and the form of the answer.
 NO_SETTINGS = {"run", "lake", "from_lake", "source", "fresh", "add", "to", "form"}
 COMMON = {"config", "assignments", "output", "dry_run", "trust", "quiet", "verbose"}
@@ -68,13 +70,15 @@ VALUES = {
     "encoder": "gru",
     "size": "small",
     "weight": "length",
-    "follow/train": None,
     "track": "tensorboard",
     "ranks": "2",
     "episodes": "3",
     "checkpoint": "best",
     "greedy": "--sample",
     "tasks": "success",
+    "attempts": "2",
+    "label": "expert",
+    "init": "small",
     "require": "return_mean > 0",
     "video": "1",
     "evaluators": "2",
@@ -124,10 +128,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
     monkeypatch.setattr(SettingsModel, "__getattribute__", read, raising=False)
     for stage in STAGES:
-        module = importlib.import_module(f"pipelines.stages.{stage}")
-        for name in ("run", "of_bundle", "dataset"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, recording(getattr(module, name), found))
+        monkeypatch.setattr(sys.modules[stage.__module__], stage.__name__, recording(stage, found))
     return found
 
 
@@ -148,6 +149,8 @@ def options(stage: str) -> Iterator[tuple[str, list[object]]]:
         name = parameter.name
         if name in NO_SETTINGS | COMMON:
             continue
+        if (stage, name) == ("evaluate", "follow"):  # says when to evaluate, not how
+            continue
         value = None if (stage, name) == ("train", "follow") else VALUES[name]
         if value is not None and value.startswith("--"):
             yield name, [value]
@@ -157,6 +160,12 @@ def options(stage: str) -> Iterator[tuple[str, list[object]]]:
 
 def dry(amago: Amago, *words: object) -> Call:
     return amago(*words, "--dry-run", "--output", "json")
+
+
+@pytest.mark.parametrize("stage", sorted({str(words[0]) for words in MODES.values()}))
+def test_every_option_has_a_value_to_try(stage: str) -> None:
+    """Quick, so that a new option is noticed before the night."""
+    assert all(words for _, words in options(stage))
 
 
 @pytest.mark.full

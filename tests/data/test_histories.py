@@ -17,6 +17,7 @@ from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.store import Lake
+from pipelines.lake.uids import raw_uids
 from tests.lake.factories import SCHEMA, derive
 from tests.lake.histories import Written, fill_histories
 
@@ -175,11 +176,25 @@ def test_selected_versions_take_the_place_of_their_originals(lake: Lake) -> None
         assert (batch.columns["reward"][i, first:rows] > 5).all()
 
 
+def test_with_the_horizon_of_the_history_ends_of_episodes_are_resets(lake: Lake) -> None:
+    """Nothing else of the windows changes."""
+    fill_histories(lake, LENGTHS)
+    near, far = (make_sampler(lake, 9, HistoryContext(horizon=each)) for each in ("episode", "history"))
+    for seed in range(5):
+        one, other = (sampler.sample(100, np.random.default_rng(seed)) for sampler in (near, far))
+        assert other.cut_off is None
+        joined = one.columns["reset"] != 0
+        assert (one.columns["terminated"][joined] != 0).any() or one.cut_off is not None
+        for name, values in one.columns.items():
+            expected = np.where(joined, 0, values) if name == "terminated" else values
+            np.testing.assert_array_equal(other.columns[name], expected)
+
+
 def test_a_selection_leaves_episodes_out(lake: Lake) -> None:
     written = fill_histories(lake, {"a": [2, 3, 4, 5]})
     kept = [values for values, info in written.values() if info.history_index in (0, 2)]
-    uids = {bytes.fromhex(uid) for uid, (_, info) in written.items() if info.history_index in (0, 2)}
-    selection = Selection(where="x", evaluate=lambda given: np.array([float(each in uids) for each in given.tolist()]))
+    uids = raw_uids([uid for uid, (_, info) in written.items() if info.history_index in (0, 2)])
+    selection = Selection(where="x", evaluate=lambda given: np.isin(given, uids).astype(float))
     batch = make_sampler(lake, 50, selection=selection).sample(50, np.random.default_rng(0))
     assert batch.lengths.max() == sum(len(values["reward"]) - 1 for values in kept) + 1
 

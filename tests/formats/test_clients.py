@@ -54,6 +54,21 @@ def test_flat_flags_are_exclusive_and_all_ends_are_kept(tmp_path: Path, lake: Pa
     assert terminals.sum() == sum(int(each.columns["terminated"][-1]) for each in sent)
 
 
+def test_croissant_describes_every_step(tmp_path: Path, lake: Path) -> None:
+    """The reference implementation finds no error, and reads by the description what the lake holds."""
+    mlcroissant = pytest.importorskip("mlcroissant")
+    sent = exported(lake, tmp_path / "set", "parquet", author="A. Nobody")
+    dataset = mlcroissant.Dataset(jsonld=tmp_path / "set/croissant.json")
+    assert not dataset.metadata.ctx.issues.errors
+    rows = list(dataset.records("steps"))
+    assert len(rows) == sum(each.length + 1 for each in sent)
+    for name in ("obs", "reward", "terminated"):
+        found = np.array([row[f"steps/{name}"] for row in rows])
+        np.testing.assert_array_equal(found, np.concatenate([each.columns[name] for each in sent]))
+    uids = {row["trajectories/uid"].decode() for row in dataset.records("trajectories")}
+    assert uids == {row["steps/uid"].decode() for row in rows}
+
+
 def replayed(env: gymnasium.Env, seed: int, actions: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """What an environment shows and pays after a reset with `seed`, over some actions."""
     observation, _ = env.reset(seed=seed)
