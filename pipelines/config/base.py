@@ -89,7 +89,7 @@ PACING, TARGET, BEHAVIOUR = Change
 
 
 def check_count_or_auto(low: int, high: int) -> BeforeValidator:
-    """Return a validator of a whole number within limits, or "auto", with one error message for anything else."""
+    """Make a validator of a whole number within limits, or "auto", with one error message for anything else."""
 
     def check(value: Any) -> Any:
         value = _as_int(value)
@@ -101,7 +101,7 @@ def check_count_or_auto(low: int, high: int) -> BeforeValidator:
 
 
 def check_known(registry: Registry) -> AfterValidator:
-    """Return a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
+    """Make a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
 
     def check(kind: str) -> str:
         if ":" not in kind and kind not in registry.names():

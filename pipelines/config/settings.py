@@ -453,7 +453,7 @@ class TrainSettings(SettingsModel):
         return self.context_length_for(None)
 
     def context_length_for(self, horizon: int | None) -> int:
-        """Return the context length for episodes of at most `horizon` steps (None: unknown)."""
+        """Choose the context length for episodes of at most `horizon` steps (None: unknown)."""
         if self.context_length != "auto":
             return self.context_length
         if horizon is not None and self.context == "history":
@@ -653,11 +653,11 @@ class Settings(SettingsModel):
         return self
 
     def document(self) -> dict[str, Any]:
-        """Return them as a TOML document that resolves to the same settings."""
+        """Write them as a TOML document that resolves to the same settings."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def for_stage(self, entry: StageSettings) -> Settings:
-        """Return these settings with the entry's overrides applied to its stage's table."""
+        """Apply the entry's overrides to its stage's table; returns other settings."""
         if not entry.overrides:
             return self
         name = TABLES.get(entry.stage, entry.stage)

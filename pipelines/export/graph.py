@@ -91,7 +91,7 @@ def _translate_last_state(
     op: Any = opset20  # its types are of values, not of a graph's
 
     def ordered(weight: Any) -> Any:
-        """Return a weight (1, 3 H, ...) with the gates of update, reset and candidate."""
+        """Order the gates of a weight (1, 3 H, ...): update, reset, candidate."""
         reset, update, candidate = op.Split(weight, axis=0, num_outputs=3)
         return op.Concat(update, reset, candidate, axis=0)
 

@@ -136,7 +136,7 @@ class _Slots:
         self.visible_NS = slots_S < self._written_N[:, None]
 
     def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all slots with the step's, (N, H, S, Dh) each."""
+        """Write the step's key and value -> those of all slots, (N, H, S, Dh) each."""
         slot_NHD = self._slot_N[:, None, None].expand(k_NHD.shape)
         keys_NHDS = self._memory[f"{KEYS}{layer}"].scatter(3, slot_NHD[..., None], k_NHD[..., None])
         values_NHSD = self._memory[f"{VALUES}{layer}"].scatter(2, slot_NHD[:, :, None], v_NHD[:, :, None])
@@ -144,5 +144,5 @@ class _Slots:
         return keys_NHDS.transpose(-1, -2), values_NHSD
 
     def after(self) -> Tensors:
-        """Return the memory after the step."""
+        """Collect the memory after the step."""
         return {**self._new, WRITTEN: self._written_N}

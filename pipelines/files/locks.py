@@ -31,7 +31,7 @@ class LockHolder:
 
 
 def holder(file: Path) -> LockHolder | None:
-    """Return who holds the lock on `file`; None if nobody does, as far as this host knows.
+    """Find who holds the lock on `file`; None if nobody does, as far as this host knows.
 
     A process of this host that is gone holds nothing: then the lock is not tried, so that a process that takes it at
     this moment is not refused.

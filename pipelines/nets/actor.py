@@ -90,7 +90,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the most probable action's features (..., F)."""
+        """Compute the most probable action's features (..., F)."""
 
     @abstractmethod
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -281,7 +281,7 @@ class BetaPolicy(_BoxPolicy):
         self.noise_size = 2 * 2 * _TRIES * space.flat_size
 
     def _split(self, params: Tensor) -> Tensor:
-        """Return both shapes (..., 2, F)."""
+        """Compute both shapes (..., 2, F)."""
         return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -315,7 +315,7 @@ class BetaPolicy(_BoxPolicy):
         return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the most probable action; the middle where the distribution is uniform (both shapes 1)."""
+        """Compute the most probable action; the middle where the distribution is uniform (both shapes 1)."""
         a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
         return 2 * a / (a + b) - 1
 
@@ -356,7 +356,7 @@ class Categorical(Distribution):
         self.floor = min(settings.probability_floor, 0.1 / space.n)
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return probabilities (..., n)."""
+        """Compute probabilities (..., n)."""
         if legal is not None:
             legal = self._allow_some(legal)
             params = params.masked_fill(~legal, -torch.inf)
@@ -404,7 +404,7 @@ class Categorical(Distribution):
 
     @staticmethod
     def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
-        """Return floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
+        """Compute floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
 
         Mixed, not clamped: a clamp has zero gradient, so a policy that is confident and wrong would stay so.
         """
@@ -426,11 +426,11 @@ class Categorical(Distribution):
         return legal | ~legal.any(-1, keepdim=True)
 
     def index(self, action: Tensor) -> Tensor:
-        """Return the numbers (...,) int64 of the choices that stored actions are."""
+        """Convert stored actions to the numbers (...,) int64 of choices."""
         return action.long()
 
     def most_likely(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the number (...,) int64 of the most probable choice."""
+        """Find the number (...,) int64 of the most probable choice."""
         if legal is not None:
             params = params.masked_fill(~self._allow_some(legal), -torch.inf)
         return params.argmax(-1)
@@ -452,7 +452,7 @@ class GridChoice(Categorical):
         self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
 
     def _read_points(self, chosen: Tensor) -> Tensor:
-        """Return the features (..., F) of choices in one-hot form (..., A)."""
+        """Look up the features (..., F) of choices in one-hot form (..., A)."""
         if chosen.device not in self._grids:
             self._grids[chosen.device] = self._grids[torch.device("cpu")].to(chosen.device)
         return chosen @ self._grids[chosen.device].to(chosen.dtype)
@@ -524,7 +524,7 @@ class Bernoulli(Distribution):
         self.floor = settings.bit_probability_floor
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the probability that each bit is set."""
+        """Compute the probability that each bit is set."""
         probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
         return probs if legal is None else probs * legal
 

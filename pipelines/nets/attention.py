@@ -31,7 +31,7 @@ _call_kept = functools.lru_cache(maxsize=16)(operator.call)
 
 
 def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
-    """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
+    """Call `make(*arguments)` for a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
     program always makes its own."""
     kept = size <= KEPT and not torch.compiler.is_compiling()
     return _call_kept(make, *arguments) if kept else make(*arguments)
@@ -90,14 +90,14 @@ class AttentionWindow:
 
     @staticmethod
     def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
-        """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
+        """Make a mask (T, T), bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
         key = torch.arange(length, device=device)
         query = key[:, None]
         return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
 
     @staticmethod
     def make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
-        """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
+        """Make a mask (blocks, w, sink + 2 w), bool: which of the keys of `around` each query sees."""
         sink = min(sink, blocks * w)
         query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
         begin = torch.arange(blocks, device=device)[:, None, None] * w
@@ -294,7 +294,7 @@ def list_obstacles(device: torch.device) -> dict[str, str | None]:
 
 @keep_constant
 def lacks(name: str) -> str | None:
-    """Return what CUDA backend `name` needs and this installation lacks; None: nothing."""
+    """Find what CUDA backend `name` needs and this installation lacks; None: nothing."""
     if name == "flex":
         return None if find_spec("triton") is not None else "triton is not installed"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):

@@ -144,7 +144,7 @@ class KVCache:
         return keys[:, :, : self._used], values[:, :, : self._used]
 
     def bias(self) -> Tensor:
-        """Return what is added to scores after `begin_step`, (N H, 1, S'): 0 where a slot holds a token, else -inf.
+        """Make what is added to scores after `begin_step`, (N H, 1, S'): 0 where a slot holds a token, else -inf.
         Claims the slots of `append_flat`."""
         self._rows = (self._first_NH + self._slot_N[:, None]).flatten()
         hidden = torch.zeros(self.visible_NS.shape, dtype=self.keys.dtype, device=self.keys.device)
@@ -171,5 +171,5 @@ class KVCache:
         self.written_N.copy_(lengths_N)
 
     def _find_slot(self, time: Tensor) -> Tensor:
-        """Return the slot of an actor's `time`-th token."""
+        """Find the slot of an actor's `time`-th token."""
         return torch.where(time < self.sink, time, self.sink + (time - self.sink) % self.ring)

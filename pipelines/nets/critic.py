@@ -41,19 +41,19 @@ class Readout(nn.Module, ABC):
 
     @abstractmethod
     def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        """Return values (C, R) in float32."""
+        """Compute values (C, R) in float32."""
 
     @abstractmethod
     def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        """Return d value / d x (C, R, W)."""
+        """Compute d value / d x (C, R, W)."""
 
     @abstractmethod
     def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
+        """Compute outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
 
     @abstractmethod
     def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
-        """Return the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
+        """Compute the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
         `grads`."""
 
 
@@ -123,12 +123,12 @@ class TwoHot(Readout):
         return torch.bmm(narrow_CRZ, weight.mT)
 
     def decode(self, probs: Tensor) -> Tensor:
-        """Return the value of each distribution (..., Z)."""
+        """Compute the value of each distribution (..., Z)."""
         mean = probs @ self.bins_Z
         return symexp(mean) if self.symlog else mean
 
     def labels(self, target_R: Tensor) -> Tensor:
-        """Return the distribution that stands for each target (R, Z)."""
+        """Label each target with a distribution over bins (R, Z)."""
         if self.sigma is None:
             index_R2, share_R2 = self.neighbours(target_R)
             return share_R2.new_zeros(len(target_R), self.outputs).scatter_add_(1, index_R2, share_R2)
@@ -139,14 +139,14 @@ class TwoHot(Readout):
         return mass_RZ / mass_RZ.sum(-1, keepdim=True)
 
     def neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two bins around each target, and their shares (R, 2)."""
+        """Find the two bins around each target, and their shares (R, 2)."""
         position_R = ((self._find_position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
         below_R = position_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN only in shares, never in an index
         share_R = position_R - below_R
         return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)
 
     def _find_position(self, value: Tensor) -> Tensor:
-        """Return values in the bins' units."""
+        """Convert values to the bins' units."""
         return symlog(value) if self.symlog else value
 
     def _compute_logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class _Attach(torch.autograd.Function):
 
 
 def attach(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """Return `value` with an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
+    """Give `value` an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
 
     Either `value` is a scalar, or each of its elements depends only on the inputs at its own place: gradients
     (*value.shape, ...).
@@ -279,7 +279,7 @@ class Ensemble(nn.Module):
         torch.addcmul(shift_G1, bias, scale_G1, out=bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return all parameters, in the order of `_Layers`' fields."""
+        """List all parameters in the order of `_Layers`' fields."""
         return [*self.weights, *self.biases, self.last_weight, self.last_bias]
 
     def split_chunks(self, h_ND: Tensor, copies: int = 1) -> Iterator[slice]:
@@ -294,7 +294,7 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
-        """Return values (C, N, G, A), without gradient."""
+        """Compute values (C, N, G, A), without gradient."""
         layers, shape = self.layers(choose_dtype(h_ND.device)), (self.members, len(h_ND))
         out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
@@ -337,7 +337,7 @@ class ActionValues(Ensemble):
         return total, out, [grad_h, *grads] if learn else None
 
     def _run_layers(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
-        """Return the input of every layer of all critics, the state (C, n, D) first."""
+        """List the inputs of all layers, the state (C, n, D) first."""
         x_CnD = h_nD.to(layers.last_weight.dtype).expand(self.members, -1, -1)
         return layers.run_hidden(x_CnD)
 
@@ -366,7 +366,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def states(self, h_ND: Tensor) -> Tensor:
-        """Return the state's part of the first layer (C, N, W), without gradient."""
+        """Compute the state's part of the first layer (C, N, W), without gradient."""
         dtype = choose_dtype(h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
@@ -374,7 +374,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
-        """Return values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
+        """Compute values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
         broadcasts to that shape."""
         members, (count, discounts, samples, _) = self.members, action_NGKF.shape
         layers = self.layers(state_CNW.dtype)
@@ -495,19 +495,19 @@ class ActionInput(Ensemble):
         return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
 
     def _compute_horizon_part(self, layers: _Layers) -> Tensor:
-        """Return the discounts' and the bias's part of the first layer (C, G, 1, W)."""
+        """Compute the discounts' and the bias's part of the first layer (C, G, 1, W)."""
         horizon_G1 = self.effective_horizon_G[:, None].to(layers.last_weight.dtype)
         return torch.addcmul(layers.biases[0], horizon_G1, layers.weights[0][:, -1:])[:, :, None]
 
     def _list_discounts(self, rows: int, device: torch.device) -> Tensor:
-        """Return the discount of each of a chunk's R rows."""
+        """List the discount of each of a chunk's R rows."""
         discounts = len(self.effective_horizon_G)
         return torch.arange(discounts, device=device).repeat_interleave(rows // discounts)
 
     def _compute_values(
         self, layers: _Layers, state_CnW: Tensor, action_nGKF: Tensor, picked: _Picked | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Return the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
+        """Compute the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
         members, (count, width), discounts = self.members, state_CnW.shape[1:], len(self.effective_horizon_G)
         action_SnF = action_nGKF.permute(1, 2, 0, 3).flatten(0, 1)
         action_RF, by_action = action_SnF.flatten(0, 1).to(state_CnW.dtype), layers.weights[0][:, self.parts[0] : -1]

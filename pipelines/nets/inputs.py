@@ -39,7 +39,7 @@ def symlog(x: Tensor) -> Tensor:
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """Return `x.isfinite()`, which torch composes of four operators, by two."""
+    """Compute `x.isfinite()` in two operators; torch composes it of four."""
     return x.abs() < torch.inf
 
 

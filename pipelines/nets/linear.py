@@ -57,7 +57,7 @@ class SigmaLinear(nn.Module):
 
     @torch.no_grad()
     def sigma(self) -> Tensor:
-        """Return the estimate of the spectral norm (0-d), in the weight's precision even under autocast."""
+        """Estimate the spectral norm (0-d), in the weight's precision even under autocast."""
         if not torch.compiler.is_compiling():  # versions of tensors would be constants of the program
             kept = self._sigma.find((self.weight, self.left, self.right))
             if kept is not None:
@@ -112,7 +112,7 @@ class SigmaLinear(nn.Module):
         self._sigma.set((self.weight, self.left, self.right), norm)
 
     def scale(self) -> Tensor:
-        """Return gain / sigma (0-d), without gradient."""
+        """Compute gain / sigma (0-d), without gradient."""
         return self.gain.detach() / self.sigma()
 
     def forward(self, x: Tensor) -> Tensor:

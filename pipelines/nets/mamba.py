@@ -91,7 +91,7 @@ def _scan_chunks(
     dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor, out_BTS: Tensor, first_BSD: Tensor,
     begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
+    """Compute y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
     y_BTD, last_BSD, before = torch.empty_like(dx_BTD), first_BSD, []
     chunks = _Chunks(dx_BTD, delta_BTD, rate_SD, into_BTS, begins_BT)
     with torch.autocast(dx_BTD.device.type, enabled=False):
@@ -108,7 +108,7 @@ def _scan_chunks_back(
     grad_BTD: Tensor, grad_last_BSD: Tensor, dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor,
     out_BTS: Tensor, before_ZBSD: Tensor, begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
+    """Compute gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
     sum_t g_t h_{t-1} decay_t delta_t; sums over channels are sums of products, which are faster than matrix times
     vector for small matrices."""
     grad_dx, grad_delta, grad_into, grad_out = map(torch.empty_like, (dx_BTD, delta_BTD, into_BTS, out_BTS))
@@ -197,7 +197,8 @@ class _MambaBlock(nn.Module):
     def forward(
         self, x_BTD: Tensor, past_BKI: Tensor, state_BIS: Tensor, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, and both memories after the last token: inputs of the convolution, states of the scan."""
+        """Apply the block -> the output, and both memories after the last token: inputs of the convolution, states of
+        the scan."""
         i_BTI, gate_BTI = self.inputs(self.norm(x_BTD)).chunk(2, -1)
         seen_BTI = torch.cat((past_BKI.to(i_BTI.dtype), i_BTI), 1)
         u_BTI = F.silu(self._convolve(seen_BTI, packing))

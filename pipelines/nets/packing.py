@@ -84,8 +84,8 @@ class Packing:
 
     @cached_property
     def by_age(self) -> tuple[Tensor, Tensor]:
-        """Return documents in the order of recurrent networks, side by side from the longest: the places of their first
-        tokens, then of their second ones, ...; and how many there are of each (on the CPU)."""
+        """Places of tokens in the order of recurrent networks, for which documents are side by side from the longest:
+        all first tokens, then all second ones, ...; and how many there are of each (on the CPU)."""
         real_RW = self._document >= 0
         document_N, age_N = self._document[real_RW], self._age[real_RW]
         rank = torch.empty(self.shape[0], dtype=torch.int64, device="cpu")
@@ -95,7 +95,7 @@ class Packing:
         return self.tokens_N[order_N], torch.bincount(age_N)
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`, else `make()`, which is cached: masks are the same for all layers."""
+        """Get the value cached under `key`, made on first use: masks are the same for all layers."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]

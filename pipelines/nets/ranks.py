@@ -49,7 +49,7 @@ class ReportedElsewhere(AmagoError):
 
 
 def count_joined() -> int:
-    """Return the number of ranks, 1 before `join`."""
+    """Count the ranks; 1 before `join`."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -124,7 +124,7 @@ def leave() -> None:
 
 
 def list_micro_batches(wanted: int) -> range:
-    """Return this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
+    """List this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
     multiple of the number of ranks."""
     number = -(-wanted // count_joined()) * count_joined()
     return range(get_rank(), number, count_joined()) if count_joined() > 1 else range(number)
@@ -138,19 +138,19 @@ def sum_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(weight: Tensor) -> bool:
-    """Return whether each rank has only its rows of `weight`."""
+    """Check whether each rank has only its rows of `weight`."""
     tensor = sys.modules.get("torch.distributed.tensor")  # which takes half a second to import: sharding has done so
     return tensor is not None and isinstance(weight, tensor.DTensor)
 
 
 def find_own_rows(count: int) -> slice:
-    """Return the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
+    """Find the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
     most = -(-count // count_joined())
     return slice(min(get_rank() * most, count), min((get_rank() + 1) * most, count))
 
 
 def join_rows(rows: Tensor, count: int) -> Tensor:
-    """Return the sharded tensor of `count` rows of which each rank has its `rows`."""
+    """Gather the sharded tensor of `count` rows of which each rank has its `rows`."""
     most = -(-count // count_joined())
     padded = rows.new_zeros(most, *rows.shape[1:])
     padded[: len(rows)] = rows
@@ -165,7 +165,7 @@ def sum_number(number: float, device: torch.device) -> float:
 
 
 def find_maximum(number: float, device: torch.device) -> float:
-    """Return the maximum over all ranks."""
+    """Find the maximum of a number over all ranks."""
     if count_joined() == 1:
         return number
     found = torch.tensor(number, dtype=torch.float64, device=device)
@@ -174,7 +174,7 @@ def find_maximum(number: float, device: torch.device) -> float:
 
 
 def compute_moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and mean square (F,) over the rows of all ranks, or over the `valid_N` (bool) of them, and their
+    """Compute mean and mean square (F,) over the rows of all ranks, or over the `valid_N` (bool) of them, and their
     number, in float64. Without rows, means are NaN."""
     rows = x_NF.double()
     if valid_N is None:
@@ -206,7 +206,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def find_host_span() -> tuple[float, float]:
-    """Return the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
+    """Find the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
     hosts are [0, 1). UsageError on all ranks if the launcher does not say which ranks share a host."""
     own = find_host_ranks()
     hosts = sorted({(each.start, each.stop) for each in gather(own)})
@@ -220,14 +220,14 @@ def find_host_span() -> tuple[float, float]:
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
-    """Return for each flag whether it is set on some rank."""
+    """Check for each flag whether it is set on some rank."""
     if count_joined() == 1:
         return list(flags)
     return [count > 0 for count in sum_tensor(torch.tensor([float(flag) for flag in flags], device=device)).tolist()]
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value, a small picklable object."""
+    """Give every rank the value of rank 0, a small picklable object."""
     if count_joined() == 1:
         return value
     sent = [value]
@@ -236,7 +236,7 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every rank's value, a small picklable object, by rank."""
+    """Collect every rank's value, a small picklable object, by rank."""
     if count_joined() == 1:
         return [value]
     found: list[Any] = [None] * count_joined()

@@ -91,7 +91,7 @@ class _MinGRUBlock(nn.Module):
             self.inputs.bias[:inner] = -torch.log(horizon_W - 1)
 
     def forward(self, x_BTD: Tensor, state_BW: Tensor, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the output, and the state after the last token; states are reset where `begins_BT`."""
+        """Apply the block -> the output, and the state after the last token; states are reset where `begins_BT`."""
         raw_BTW, new_BTW, gate_BTW = self.inputs(self.norm(x_BTD)).chunk(3, -1)
         take_BTW = raw_BTW.to(state_BW.dtype).sigmoid()
         keep_BTW = 1 - take_BTW

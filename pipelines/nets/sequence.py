@@ -77,7 +77,7 @@ class SequenceEncoder(nn.Module, ABC):
             )
 
     def stepper(self) -> Stepper:
-        """Return the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
+        """Make the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
         make another."""
         return PlainStep(self)
 
@@ -85,12 +85,12 @@ class SequenceEncoder(nn.Module, ABC):
         """Update running estimates, if the encoder has any; called once before each update."""
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Return figures for the log, from a forward of a few windows: 0-d tensors by name."""
+        """Compute figures for the log from a forward of a few windows: 0-d tensors by name."""
         self.forward(x_BTD, time_BT)
         return {}
 
     def shardable(self) -> list[nn.Module]:
-        """Return the modules whose weights ranks may share out: those in `blocks`, if the encoder has such a list. It
+        """List the modules whose weights ranks may share out: those in `blocks`, if the encoder has such a list. It
         must call each as a module, and compute with its weights nowhere else."""
         blocks = getattr(self, "blocks", None)
         return [*blocks] if isinstance(blocks, nn.ModuleList) else []

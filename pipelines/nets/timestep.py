@@ -204,7 +204,7 @@ class TimestepEncoder(nn.Module):
         return shape[0], shape[1], shape[2]
 
     def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return columns (B, T, ...) with data augmentation: images randomly shifted, if enabled."""
+        """Augment columns (B, T, ...): images randomly shifted, if enabled."""
         image = self.settings.image
         if not (image.random_shift and self.images):
             return observation
@@ -248,7 +248,7 @@ def make_timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> Timeste
 
 
 def choose_routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> dict[str, Route]:
-    """Return the route of each column: the one `wanted`, or by its space. UsageError for an unknown column."""
+    """Choose the route of each column: the one `wanted`, or by its space. UsageError for an unknown column."""
     unknown = sorted(wanted.keys() - columns.keys())
     if unknown:
         raise UsageError(
@@ -285,7 +285,7 @@ class TokenEncoder(nn.Module):
 
     @staticmethod
     def read(observation: Mapping[str, Tensor], name: str, space: Space) -> tuple[Tensor, Tensor]:
-        """Return the numbers of an observed column (..., S), and how many there are."""
+        """Read the numbers of an observed column (..., S), and how many there are."""
         value = observation[name]
         tokens = value.flatten(value.dim() - len(space.shape)) if space.shape else value[..., None]
         length = observation.get(f"{name}.{LENGTH}")
@@ -318,7 +318,7 @@ class TokenEncoder(nn.Module):
 def last_state(
     x_NSE: Tensor, lengths_N: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor
 ) -> Tensor:
-    """Return the state (N, H) of a GRU after the last valid place of each sequence, zeros if it has none.
+    """Compute the state (N, H) of a GRU after the last valid place of each sequence, zeros if it has none.
 
     Graphs of `torch.export` have this operator where one of torch would be traced place by place, which takes a minute
     for a few texts; `pipelines.export.graph` replaces it.

@@ -144,7 +144,7 @@ class Transformer(SequenceEncoder):
 
     @property
     def window(self) -> AttentionWindow:
-        """Return the attention window of the settings, without dropout."""
+        """The attention window of the settings, without dropout."""
         settings = self.settings
         return AttentionWindow(size=settings.window, sink=settings.sink, logit_clip=settings.logit_clip)
 
@@ -193,7 +193,7 @@ class Transformer(SequenceEncoder):
         return self.norm(x_N1D)[:, 0]
 
     def stepper(self) -> Stepper:
-        """Return a step with scales multiplied into weights, where that is known to be faster."""
+        """Make a step with scales multiplied into weights, where that is known to be faster."""
         quick = QuickStep.applies(self) and self.embed.weight.device.type == "cpu"
         return QuickStep(self) if quick and not torch.is_autocast_enabled("cpu") else super().stepper()
 
@@ -213,7 +213,7 @@ class Transformer(SequenceEncoder):
         update_spectral_norms(self)
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Return the mean entropy of attention, in nats, over heads and the last queries."""
+        """Compute the mean entropy of attention, in nats, over heads and the last queries."""
         x_BTD = self._embed(x_BTD, time_BT)
         window, entropies = self.window.within(x_BTD.shape[1]), []
 
