@@ -33,7 +33,6 @@ from pipelines.envs.make import make
 from pipelines.evaluation.statistics import stratified_ci
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Lines, Series
-from pipelines.report.plots import save
 from pipelines.runs.evaluations import read_evaluations
 from tests.benchmarks.learning_parts.machine import ROOT, code
 
@@ -138,7 +137,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
                 band = {"low": bounds[:, 0].tolist(), "high": bounds[:, 1].tolist()}
             series.append(Series(name=method["title"], values=curves.mean(0).tolist(), **band))
     series.append(Series(name="optimum", values=[measure_optimum()], reference=True))
-    return save(path, Lines(series=series, x_title="attempt at an unseen cell", y_title="return", whole=True))
+    return Lines(series=series, x_title="attempt at an unseen cell", y_title="return", whole=True).draw(path)
 
 
 def main() -> int:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.report.charts import Series
-from pipelines.report.plots import adaptation_curve
-from pipelines.runs.evaluations import mode_name
+from pipelines.report.charts import Series, draw_adaptation
+from pipelines.runs.evaluations import name_mode
 from pipelines.stages.result import Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
@@ -58,12 +57,12 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
             label = name.replace("_", " ") + _over(figures.get(f"{name}_over", ()))
             rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     if other is not None:
-        about = f"{mode_name(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
+        about = f"{name_mode(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
         rows += [[f"{name} ({about})", *values] for name, *values in _score_rows(other["metrics"])]
     wanted = report["settings"]
     which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
-    title += f", {mode_name(wanted['greedy'])} play"
+    title += f", {name_mode(wanted['greedy'])} play"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:
         found.append(_task_table(figures["per_task"]))
@@ -104,7 +103,7 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
     """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
     name = next(iter(reports.values()))["env"]["name"]
     return [
-        adaptation_curve(
+        draw_adaptation(
             directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png"),
             [*(_series(label, report, kind) for label, report in reports.items()), *_references(reports, kind)],
             title=f"Adaptation: {name}",

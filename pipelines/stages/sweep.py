@@ -14,7 +14,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.evaluations import DEFAULT_METRIC
-from pipelines.runs.summary import Row, format_setting, summaries
+from pipelines.runs.summary import Row, format_setting, summarize_runs
 from pipelines.stages.compare import compare
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
@@ -98,7 +98,7 @@ def run(
                 listener(Progress(stage="sweep", done=done, total=len(planned), unit="runs"))
                 time.sleep(_POLL_SECONDS)
     failed = [each for each in ended if each.code != 0]
-    rows = summaries([each.path for each in planned if each.path.is_dir()], metric=metric)
+    rows = summarize_runs([each.path for each in planned if each.path.is_dir()], metric=metric)
     result = Result(
         command="sweep",
         status="failed" if failed else "done" if ended else "skipped",
@@ -120,7 +120,7 @@ def describe_ended(ended: EndedRun, metric: str) -> str:
     name = ended.planned.path.name
     if ended.code != 0:
         return f"{name} failed: {ended.error}"
-    (row,) = summaries([ended.planned.path], metric=metric)
+    (row,) = summarize_runs([ended.planned.path], metric=metric)
     if row["score"] is None:
         return f"{name} done, without a {metric}"
     bounds = "" if row["score_low"] is None else f" [{row['score_low']:.4g}, {row['score_high']:.4g}]"

@@ -109,8 +109,8 @@ def run(
             metrics = trainer.train(data, train.steps, listen)
         if is_main():
             metrics |= _returns_of(opened, where=train.where, listener=listener)
-        if ranks.size() > 1:
-            metrics["ranks"] = ranks.size()
+        if ranks.count_joined() > 1:
+            metrics["ranks"] = ranks.count_joined()
         ranks.leave()
     return Result(
         command="train",

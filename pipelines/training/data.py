@@ -91,7 +91,7 @@ class TrainingData:
 
     def _agree(self, update: int) -> None:
         """Take in what is new; of several ranks, rank 0 lists the lakes for all, so that all draw from the same."""
-        if ranks.size() == 1:
+        if ranks.count_joined() == 1:
             self.mixture.refresh(update)
             return
         with ranks.raise_together():
