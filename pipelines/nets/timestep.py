@@ -327,7 +327,7 @@ def last_state(
 
 
 last_state.register_fake(
-    lambda x_NSE, lengths_N, weight_ih, weight_hh, *biases: x_NSE.new_empty(len(x_NSE), weight_hh.shape[1])
+    lambda x_NSE, lengths_N, weight_ih, weight_hh, *biases: x_NSE.new_empty(x_NSE.shape[0], weight_hh.shape[1])
 )
 
 
