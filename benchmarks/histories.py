@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.general_parts.own import list_assignments
 from benchmarks.general_parts.runs import ONE_THREAD, append, read
 from pipelines.envs.make import make
-from pipelines.evaluation.statistics import stratified_ci
+from pipelines.evaluation.statistics import bootstrap_ci_of_strata
 from pipelines.files.atomic import write_atomically
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report.charts import Lines, Series
@@ -136,7 +136,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         if len(curves):
             band: dict[str, list[float]] = {}
             if len(curves) > 1:
-                bounds = np.array([stratified_ci([column]) for column in curves.T])
+                bounds = np.array([bootstrap_ci_of_strata([column]) for column in curves.T])
                 band = {"low": bounds[:, 0].tolist(), "high": bounds[:, 1].tolist()}
             series.append(Series(name=method["title"], values=curves.mean(0).tolist(), **band))
     series.append(Series(name="optimum", values=[measure_optimum()], reference=True))
