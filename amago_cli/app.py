@@ -191,7 +191,7 @@ def _remember(outcome: Any) -> None:
     if run is None or getattr(outcome, "command", "") not in _CHANGING:
         return
     from pipelines.errors import AmagoError
-    from pipelines.runs.summary import summaries
+    from pipelines.runs.summary import summarize_runs
 
     with contextlib.suppress(AmagoError):
-        summaries([run])
+        summarize_runs([run])

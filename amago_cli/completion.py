@@ -95,9 +95,9 @@ def _list_words(kind: str, ctx: Any, incomplete: str) -> Iterable[str]:
 
     match kind:
         case "shipped recipe":
-            from pipelines.config.recipes import shipped_recipes
+            from pipelines.config.recipes import read_shipped_recipes
 
-            return shipped_recipes()
+            return read_shipped_recipes()
         case "settings file":
             return _list_paths(incomplete, lambda path: path.suffix == ".toml")
         case "profile":

@@ -162,7 +162,7 @@ def end_failed(code: int) -> None:
     """End this process at once with `code` if it is connected to other ranks: threads of gloo that wait for one that
     has ended would abort the interpreter's exit (SIGABRT)."""
     module = sys.modules.get("pipelines.nets.ranks")
-    if module is not None and module.size() > 1:
+    if module is not None and module.count_joined() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -5,9 +5,9 @@
     python benchmarks/histories.py book                    # writes the table of docs/histories.md and its plot
 
 The methods are in histories.toml. Each is run by its recipe, as a user would, on one thread, and plays 100 episodes of
-30 attempts at cells of the dark room that no history shows. `online` learns in the room itself instead, from its own
-experience. `run` appends one line of JSON per run and skips runs that are there, so a killed benchmark is resumed by
-the same command. CPU seconds are those of all: collecting, training and evaluating.
+30 attempts at cells of the dark room that no history shows, and as many at those of the histories. `online` learns in
+the room itself instead, from its own experience. `run` appends one line of JSON per run and skips runs that are there,
+so a killed benchmark is resumed by the same command. CPU seconds are those of all: collecting, training, evaluating.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import numpy as np
 from benchmarks.general_parts.own import list_assignments
 from benchmarks.general_parts.runs import ONE_THREAD, append, read
 from pipelines.envs.make import make
-from pipelines.evaluation.statistics import stratified_ci
+from pipelines.evaluation.statistics import bootstrap_ci_of_strata
 from pipelines.files.atomic import write_atomically
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.report.charts import Lines, Series
-from pipelines.report.plots import save
 from pipelines.runs.evaluations import read_evaluations
 from tests.benchmarks.learning_parts.machine import ROOT, code
 
@@ -77,16 +77,18 @@ def play(name: str, seed: int) -> dict[str, Any]:
         if "attempts" in method:  # the recipe does not play as many
             wanted = ["--attempts", str(method["attempts"]), "--episodes", str(EPISODES), "--checkpoint", "latest"]
             _call(["evaluate", f"{folder}/run", *wanted])
-        (found,) = (
-            each
+        found = {
+            each.standard.split: [round(attempt["return_mean"], 4) for attempt in each.metrics["per_attempt"]]
             for each in read_evaluations(Path(folder) / "run/evaluations")[0]
-            if len(each.metrics["per_attempt"]) == ATTEMPTS
-        )
+            if (len(each.metrics["per_attempt"]), each.metrics["episodes"]) == (ATTEMPTS, EPISODES)
+        }
+        updates = checkpoints.load(Path(folder) / "run/checkpoints").update
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
-        "per_attempt": [round(each["return_mean"], 4) for each in found.metrics["per_attempt"]],
-        "episodes": found.metrics["episodes"],
-        "updates": found.update,
+        "per_attempt": found["test"],
+        "per_attempt_of_learners": found.get("train"),
+        "episodes": EPISODES,
+        "updates": updates,
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
     }
 
@@ -134,11 +136,11 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         if len(curves):
             band: dict[str, list[float]] = {}
             if len(curves) > 1:
-                bounds = np.array([stratified_ci([column]) for column in curves.T])
+                bounds = np.array([bootstrap_ci_of_strata([column]) for column in curves.T])
                 band = {"low": bounds[:, 0].tolist(), "high": bounds[:, 1].tolist()}
             series.append(Series(name=method["title"], values=curves.mean(0).tolist(), **band))
     series.append(Series(name="optimum", values=[measure_optimum()], reference=True))
-    return save(path, Lines(series=series, x_title="attempt at an unseen cell", y_title="return", whole=True))
+    return Lines(series=series, x_title="attempt at an unseen cell", y_title="return", whole=True).draw(path)
 
 
 def main() -> int:

@@ -46,8 +46,8 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 # The only modules that may import these.
 ONLY_IN = {
-    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "query", "expression", "tables")),
-    "obstore": ("pipelines/lake/remote/bucket.py",),
+    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "query", "tables")),
+    "obstore": ("pipelines/lake/bucket.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "vl_convert": ("pipelines/report/",),
     "starlette": ("pipelines/view/", "pipelines/serve/", "pipelines/web/"),

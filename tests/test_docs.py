@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from amago_cli.app import command as whole
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.stages.recipe import requirement
 from tests.test_architecture import LAYERS
 
@@ -67,7 +67,7 @@ def test_readme_names_recipes_with_the_extras_they_need() -> None:
         for name, extra in zip(re.findall(r"`(.*?)`", names), re.findall(r"none|[\w,]+(?=`)", extras), strict=True)
     }
     assert len(shown) > 15
-    assert shown == {name: requirement(shipped_recipes()[name])[0] or "none" for name in shown}
+    assert shown == {name: requirement(read_shipped_recipes()[name])[0] or "none" for name in shown}
 
 
 def test_the_architecture_page_lists_the_layers_in_order() -> None:

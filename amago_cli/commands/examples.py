@@ -26,7 +26,7 @@ def examples(
 
     from amago_cli.render.output import Document
     from pipelines.config.load import fold
-    from pipelines.config.recipes import find, shipped_path, shipped_recipes
+    from pipelines.config.recipes import find, find_shipped_recipes, read_shipped_recipes
     from pipelines.errors import UsageError
     from pipelines.stages.recipe import requirement
     from pipelines.stages.result import Result, Table
@@ -39,7 +39,7 @@ def examples(
     if profile is not None:
         raise UsageError("--profile needs the name of a recipe", hint=f"amago examples NAME --profile {profile}")
     recipes, rows = {}, []
-    for key, recipe in shipped_recipes().items():
+    for key, recipe in read_shipped_recipes().items():
         extra, installed = requirement(recipe)
         recipes[key] = one = {
             "about": recipe["about"],
@@ -55,6 +55,10 @@ def examples(
         command="examples",
         metrics={"recipes": recipes},
         tables=(
-            Table(title=f"recipes of {shipped_path()}", columns=("recipe", "about", "expected", "needs"), rows=rows),
+            Table(
+                title=f"recipes of {find_shipped_recipes()}",
+                columns=("recipe", "about", "expected", "needs"),
+                rows=rows,
+            ),
         ),
     )

@@ -108,8 +108,8 @@ def run(
     with common.listening() as listener:
         settings = request.fit(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
+        from pipelines.config.recipes import describe_recipe
         from pipelines.rollout.environment import env_model
-        from pipelines.runs.recipe import describe_recipe
         from pipelines.stages import run as stages
 
         described = describe_recipe(name, request.file, request.assignments, settings, env_model=env_model)

@@ -12,10 +12,9 @@ import numpy as np
 from benchmarks.general_parts import runs
 from benchmarks.general_parts.scores import performance_profile
 from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
-from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Lines, Series
-from pipelines.report.plots import save
 
 BEGIN, END = "<!-- general: written by benchmarks/general.py book -->", "<!-- end of general -->"
 BEST_PEER = "best peer"
@@ -74,8 +73,8 @@ def _aggregates(
     ways = {way: normalized(rows, tasks, way) for way in ("", "sampled", "greedy")}
     for agent in ways[""]:
         if scores := strata(ways[""][agent], names):
-            low, high = stratified_ci(scores)
-            means = [iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
+            low, high = bootstrap_ci_of_iqm(scores)
+            means = [compute_iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
             counts = f"{len(scores)} | {sum(map(len, scores))}"
             figures = f"{means[0]:.3f} | {low:.3f} to {high:.3f} | {means[1]:.3f} | {means[2]:.3f}"
             lines.append(f"| {agent} | {figures} | {counts} |")
@@ -111,7 +110,7 @@ def draw(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], path: Pat
             lines = {"values": share.tolist(), "low": low.tolist(), "high": high.tolist(), "x": _LEVELS.tolist()}
             series.append(Series(name=agent, **lines))
     axes = {"x_title": "normalised score", "y_title": "share of runs above it"}
-    return save(path, Lines(series=series, share=True, **axes))
+    return Lines(series=series, share=True, **axes).draw(path)
 
 
 def write(source: Path, target: Path, plot: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Aggregates of normalised scores over runs and tasks, as rliable has them (Agarwal et al., 2021, arXiv 2108.13264).
 
-The interquartile mean and its interval are `pipelines.evaluation.statistics.iqm` and `stratified_ci`; here is the
+The interquartile mean and its interval are `pipelines.evaluation.statistics.iqm` and `bootstrap_ci_of_iqm`; here is the
 performance profile. Strata are the runs of a task, R_i scores each.
 """
 

@@ -19,22 +19,6 @@ from pipelines.nearest import did_you_mean
 from pipelines.registry import Registry
 
 
-def _make_strict(schema: Any) -> Any:
-    """Make all numbers and booleans in a validation schema strict. The option `strict` of a model cannot do it: it
-    would refuse the list that TOML has for a tuple."""
-    if isinstance(schema, list | tuple):
-        return type(schema)(map(_make_strict, schema))
-    if not isinstance(schema, dict) or schema.get("function") in _MADE_STRICT:
-        return schema
-    kind = schema.get("type")
-    if kind in ("int", "float"):
-        convert = _as_int if kind == "int" else _as_float
-        return no_info_before_validator_function(convert, {**schema, "strict": True})
-    if kind == "bool":
-        return {**schema, "strict": True}
-    return {key: value if key == "default" else _make_strict(value) for key, value in schema.items()}
-
-
 def _as_int(value: Any) -> Any:
     """Convert a whole float, as 2e4, and integers of other libraries."""
     if isinstance(value, float) and value.is_integer():
@@ -65,7 +49,23 @@ class SettingsModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return _make_strict(handler(source))
+        return cls._make_strict(handler(source))
+
+    @classmethod
+    def _make_strict(cls, schema: Any) -> Any:
+        """Make all numbers and booleans in a validation schema strict. The option `strict` of a model cannot do it: it
+        would refuse the list that TOML has for a tuple."""
+        if isinstance(schema, list | tuple):
+            return type(schema)(map(cls._make_strict, schema))
+        if not isinstance(schema, dict) or schema.get("function") in _MADE_STRICT:
+            return schema
+        kind = schema.get("type")
+        if kind in ("int", "float"):
+            convert = _as_int if kind == "int" else _as_float
+            return no_info_before_validator_function(convert, {**schema, "strict": True})
+        if kind == "bool":
+            return {**schema, "strict": True}
+        return {key: value if key == "default" else cls._make_strict(value) for key, value in schema.items()}
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         fields = type(self).model_fields
@@ -88,8 +88,8 @@ class Change(enum.Enum):
 PACING, TARGET, BEHAVIOUR = Change
 
 
-def count_or_auto(low: int, high: int) -> BeforeValidator:
-    """Return a validator of a whole number within limits, or "auto", with one error message for anything else."""
+def check_count_or_auto(low: int, high: int) -> BeforeValidator:
+    """Make a validator of a whole number within limits, or "auto", with one error message for anything else."""
 
     def check(value: Any) -> Any:
         value = _as_int(value)
@@ -101,7 +101,7 @@ def count_or_auto(low: int, high: int) -> BeforeValidator:
 
 
 def check_known(registry: Registry) -> AfterValidator:
-    """Return a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
+    """Make a validator of the name of a member of `registry`, or of a plug-in `module:attr`."""
 
     def check(kind: str) -> str:
         if ":" not in kind and kind not in registry.names():

@@ -17,11 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from pipelines.config import own_runs, sizes
+from pipelines.config import sizes
 from pipelines.config.base import describe_errors, describe_unknown_key, refuse_problems
 from pipelines.config.changes import STAGE_OVERRIDES
+from pipelines.config.own_runs import OwnRun
 from pipelines.config.places import is_run
-from pipelines.config.policy_files import names_same_source, pin_source, read_network
+from pipelines.config.policy_files import WarmStart
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
@@ -170,7 +171,7 @@ def fold(
     document = _lay(document, assign_all, chosen.get(("size",)))
     table = document.get("init")
     if isinstance(table, Mapping) and isinstance(origin := table.get("source"), str) and origin:
-        document["init"] = {**table, "source": pin_source(origin, stored)}
+        document["init"] = {**table, "source": WarmStart(origin).pin(stored)}
     return document
 
 
@@ -190,7 +191,7 @@ def resolve(
     """
     wanted = fold(recipe, assignments, stored=stored, size=size, source=source)
     if wanted.get("size") in sizes.SIZES:  # what no layer gives
-        wanted = merge(sizes.preset(wanted["size"], sizes.find_sequence_kind(wanted)), wanted)
+        wanted = merge(sizes.make_preset(wanted["size"], sizes.find_sequence_kind(wanted)), wanted)
     settings, problems = _validate(wanted, env_model)
     whole = merge(_copy_stored(recipe, stored), recipe) | ({"size": size} if size and "size" not in recipe else {})
     profiles = whole.pop(PROFILES, {})
@@ -203,7 +204,7 @@ def resolve(
             if not isinstance(profile, Mapping):
                 problems.append(f"{PROFILES}.{name}: input should be a table")
             elif name != wanted.get("profile"):
-                faults = _validate(merge(plain, profile), where_installed(env_model))[1]
+                faults = _validate(merge(plain, profile), accept_missing_packages(env_model))[1]
                 problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
     refuse_problems(problems, source)
     assert settings is not None
@@ -221,12 +222,12 @@ def _lay_warm_start(
     tables = (layer.get("init") for layer in layers)
     given = [table["source"] for table in tables if isinstance(table, Mapping) and "source" in table]
     given += [value for path, value in assignments if list(path) == ["init", "source"]]
-    if not given or not isinstance(given[-1], str) or not given[-1] or names_same_source(given[-1], stored):
+    if not given or not isinstance(given[-1], str) or not given[-1] or WarmStart(given[-1]).is_stored(stored):
         return stored
     origin = Path(given[-1].partition("@")[0])
     if is_run(origin):  # a run of this user's may name modules that were typed when it was made
-        own_runs.grant(origin, own_runs.read_id(origin), read_toml(origin / "config.toml"))
-    network = read_network(given[-1])
+        OwnRun(origin, read_toml(origin / "config.toml")).grant()
+    network = WarmStart(given[-1]).read_network()
     return merge({key: value for key, value in stored.items() if key not in ("agent", "size")}, network)
 
 
@@ -241,7 +242,7 @@ def _lay(below: dict[str, Any], lay: Callable[[Mapping[str, Any]], dict[str, Any
     if not below or size not in sizes.SIZES:
         return laid
     # The kind of encoder, to which the widths belong, is known only once the layer is laid.
-    return lay(merge(below, sizes.preset(size, sizes.find_sequence_kind(laid))))
+    return lay(merge(below, sizes.make_preset(size, sizes.find_sequence_kind(laid))))
 
 
 def _find_profile(
@@ -265,7 +266,7 @@ def _find_profile(
     return {**profiles[name], "profile": name}
 
 
-def where_installed(env_model: EnvModel) -> EnvModel:
+def accept_missing_packages(env_model: EnvModel) -> EnvModel:
     """Wrap `env_model` such that an environment whose packages are missing accepts any parameter."""
 
     def model(name: str) -> type[BaseModel]:

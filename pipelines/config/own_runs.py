@@ -31,9 +31,9 @@ _NAME = re.compile(r"(?:[a-z]+:)?([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_][\w./-]*")
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class _OwnRun(Form):
-    """A run of this user. `device` and `inode` are those of its directory; `modules` maps names to the files of their
-    modules."""
+class _OwnRunRecord(Form):
+    """Record of a run of this user. `device` and `inode` are those of its directory; `modules` maps names to the files
+    of their modules."""
 
     path: str
     id: str
@@ -43,81 +43,74 @@ class _OwnRun(Form):
     modules: dict[str, str]
 
 
-def remember(run: Path, identity: str, document: Mapping[str, Any]) -> None:
-    """Record the names in the configuration of `run` that the user typed; without a place to write, nothing."""
-    modules = {}
-    waiting: list[Any] = [_select_module_settings(document)]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping | list | tuple):
-            waiting += part.values() if isinstance(part, Mapping) else part
-        elif isinstance(part, str) and trust.is_typed(part) and (origin := _find_module(part)) is not None:
-            modules[part] = str(origin)
-    record = _locate_record(run)
-    with contextlib.suppress(OSError, AmagoError):
-        if modules:
-            record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(record, json.dumps({**_describe_run(run, identity, document), "modules": modules}))
-        else:
-            record.unlink(missing_ok=True)
+class OwnRun:
+    """The run in the directory `run`, with the configuration `document`."""
 
+    def __init__(self, run: Path, document: Mapping[str, Any]) -> None:
+        self.run, self.document = run, document
+        state = os.environ.get("XDG_STATE_HOME")
+        home = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+        name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
+        self.record = home / "amago" / "own_runs" / f"{name}.json"
 
-def read_id(run: Path) -> str:
-    """Read the id of a run from run.json; "" if it has none."""
-    found = (read_object(run / "run.json") or {}).get("id")
-    return found if isinstance(found, str) else ""
+    def remember(self) -> None:
+        """Record the names in the configuration that the user typed; without a place to write, nothing."""
+        modules = {}
+        waiting: list[Any] = [self._select_module_settings()]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Mapping | list | tuple):
+                waiting += part.values() if isinstance(part, Mapping) else part
+            elif isinstance(part, str) and trust.is_typed(part) and (origin := self._find_module(part)) is not None:
+                modules[part] = str(origin)
+        with contextlib.suppress(OSError, AmagoError):
+            if modules:
+                self.record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(self.record, json.dumps({**self._describe(), "modules": modules}))
+            else:
+                self.record.unlink(missing_ok=True)
 
-
-def grant(run: Path, identity: str, document: Mapping[str, Any]) -> None:
-    """Allow the names that the user typed when `run` was made, if it is that run and nothing has changed."""
-    record = _locate_record(run)
-    try:
-        for path in (record.parent, record):  # which belong to this user, and no other may write to
-            found = path.lstat()
-            if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE or stat.S_ISLNK(found.st_mode):
+    def grant(self) -> None:
+        """Allow the names that the user typed when the run was made, if it is that run and nothing has changed."""
+        try:
+            for path in (self.record.parent, self.record):  # which belong to this user, and no other may write to
+                found = path.lstat()
+                if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE or stat.S_ISLNK(found.st_mode):
+                    return
+            known = read_object(self.record, _OwnRunRecord)
+            if known is None or {**known, "modules": None} != {**self._describe(), "modules": None}:
                 return
-        known = read_object(record, _OwnRun)
-        if known is None or {**known, "modules": None} != {**_describe_run(run, identity, document), "modules": None}:
+        except OSError:
             return
-    except OSError:
-        return
-    for name, origin in known["modules"].items():
-        if origin == str(_find_module(name)):
-            trust.typed(name)
+        for name, origin in known["modules"].items():
+            if origin == str(self._find_module(name)):
+                trust.typed(name)
 
+    def _describe(self) -> dict[str, Any]:
+        """Describe what must be as it was: the directory, the run in it, and its settings that concern modules."""
+        found, identity = self.run.stat(), (read_object(self.run / "run.json") or {}).get("id")
+        concerned = json.dumps(self._select_module_settings(), sort_keys=True, default=str)
+        return {
+            "path": str(self.run.resolve()),
+            "id": identity if isinstance(identity, str) else "",
+            "device": found.st_dev,
+            "inode": found.st_ino,
+            "settings": hashlib.sha256(concerned.encode()).hexdigest(),
+        }
 
-def _locate_record(run: Path) -> Path:
-    state = os.environ.get("XDG_STATE_HOME")
-    home = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return home / "amago" / "own_runs" / f"{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]}.json"
+    def _select_module_settings(self) -> dict[str, Any]:
+        train = self.document.get("train")
+        replay = train.get("relabel") if isinstance(train, Mapping) else None
+        return {**{table: self.document.get(table) for table in _TABLES}, "replay": replay}
 
-
-def _describe_run(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe what must be as it was: the directory, the run in it, and its settings that concern modules."""
-    found = run.stat()
-    concerned = json.dumps(_select_module_settings(document), sort_keys=True, default=str)
-    return {
-        "path": str(run.resolve()),
-        "id": identity,
-        "device": found.st_dev,
-        "inode": found.st_ino,
-        "settings": hashlib.sha256(concerned.encode()).hexdigest(),
-    }
-
-
-def _select_module_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    train = document.get("train")
-    replay = train.get("relabel") if isinstance(train, Mapping) else None
-    return {**{table: document.get(table) for table in _TABLES}, "replay": replay}
-
-
-def _find_module(name: str) -> Path | None:
-    """Find the file that importing `name` would execute first, without importing anything; None for other texts."""
-    match = _NAME.fullmatch(name)
-    if match is None:
+    @staticmethod
+    def _find_module(name: str) -> Path | None:
+        """Find the file that importing `name` would execute first, without importing anything; None for other texts."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        with contextlib.suppress(ImportError, ValueError):
+            found = PathFinder.find_spec(match[1], [*sys.path, os.getcwd()])
+            if found is not None and found.origin is not None:
+                return Path(found.origin).resolve()
         return None
-    with contextlib.suppress(ImportError, ValueError):
-        found = PathFinder.find_spec(match[1], [*sys.path, os.getcwd()])
-        if found is not None and found.origin is not None:
-            return Path(found.origin).resolve()
-    return None

@@ -105,52 +105,57 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
     )
 
 
-def read_network(source: str) -> dict[str, Any]:
-    """Read the settings that the weights of a warm start's `source` need: [agent], and the context length.
+class WarmStart:
+    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, or zoo:NAME."""
 
-    InputMissing if there is no such policy, or if it names a module that is not trusted; IntegrityError if its record
-    is damaged.
-    """
-    directory, checkpoint = _find_weights(source)
-    try:
-        record = read_record(directory) if checkpoint is None else read_sealed(checkpoint / "checkpoint.json")
-        agent, context = record.get("agent"), record.get("context_length")
-        if not isinstance(agent, dict) or not isinstance(context, int):
-            raise Mismatch("its record lacks the settings of its agent")
-    except UNREADABLE as error:
-        if checkpoint is None:
-            raise make_damage_error(directory, error) from error
-        text = f"checkpoint '{checkpoint}' is damaged: {reason(error)}"
-        raise IntegrityError(text, hint="name another one: RUN@CHECKPOINT") from error
-    trust.require_all(agent, where=f"init.source '{source}'")
-    return {"agent": agent, "train": {"context_length": context}}
+    def __init__(self, source: str) -> None:
+        self.source = source
 
+    def read_network(self) -> dict[str, Any]:
+        """Read the settings that the weights of the warm start need: [agent], and the context length.
 
-def pin_source(source: str, stored: Mapping[str, Any] | None) -> str:
-    """Add the number of its checkpoint to a warm start's source, so that a run which is repeated begins with the same
-    weights. A run that has begun keeps its own: what it has `stored`, unless the call names another checkpoint."""
-    if stored and names_same_source(source, stored):
-        return str(stored["init"]["source"])
-    _, checkpoint = _find_weights(source)
-    return source if checkpoint is None else f"{source.partition('@')[0]}@{int(checkpoint.name)}"
+        InputMissing if there is no such policy, or if it names a module that is not trusted; IntegrityError if its
+        record is damaged.
+        """
+        directory, checkpoint = self._find_weights()
+        try:
+            record = read_record(directory) if checkpoint is None else read_sealed(checkpoint / "checkpoint.json")
+            agent, context = record.get("agent"), record.get("context_length")
+            if not isinstance(agent, dict) or not isinstance(context, int):
+                raise Mismatch("its record lacks the settings of its agent")
+        except UNREADABLE as error:
+            if checkpoint is None:
+                raise make_damage_error(directory, error) from error
+            text = f"checkpoint '{checkpoint}' is damaged: {reason(error)}"
+            raise IntegrityError(text, hint="name another one: RUN@CHECKPOINT") from error
+        trust.require_all(agent, where=f"init.source '{self.source}'")
+        return {"agent": agent, "train": {"context_length": context}}
 
+    def pin(self, stored: Mapping[str, Any] | None) -> str:
+        """Add the number of its checkpoint to the source, so that a run which is repeated begins with the same
+        weights. A run that has begun keeps its own: what it has `stored`, unless the call names another checkpoint."""
+        if stored and self.is_stored(stored):
+            return str(stored["init"]["source"])
+        _, checkpoint = self._find_weights()
+        return self.source if checkpoint is None else f"{self.source.partition('@')[0]}@{int(checkpoint.name)}"
 
-def names_same_source(source: str, stored: Mapping[str, Any] | None) -> bool:
-    """Check whether a run has stored this source; one without a number means the number which is stored."""
-    table = (stored or {}).get("init")
-    before = table.get("source", "") if isinstance(table, Mapping) else ""
-    path, _, which = source.partition("@")
-    return bool(before) and (source == before or (which in ("", "latest", "best") and before.partition("@")[0] == path))
+    def is_stored(self, stored: Mapping[str, Any] | None) -> bool:
+        """Check whether a run has stored this source; one without a number means the number which is stored."""
+        table = (stored or {}).get("init")
+        before = table.get("source", "") if isinstance(table, Mapping) else ""
+        path, _, which = self.source.partition("@")
+        return bool(before) and (
+            self.source == before or (which in ("", "latest", "best") and before.partition("@")[0] == path)
+        )
 
-
-def _find_weights(source: str) -> tuple[Path, Path | None]:
-    """Find the directory of a bundle (and None), or of a run and that of its checkpoint."""
-    path, _, which = source.partition("@")
-    if is_run(Path(path)):
-        return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
-    bundle = find_bundle(source)
-    if bundle is None:
-        known = "give RUN[@CHECKPOINT], a bundle or zoo:NAME"
-        where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
-        raise InputMissing(f"init.source: no run or policy bundle at '{source}'", hint=where)
-    return bundle, None
+    def _find_weights(self) -> tuple[Path, Path | None]:
+        """Find the directory of a bundle (and None), or of a run and that of its checkpoint."""
+        path, _, which = self.source.partition("@")
+        if is_run(Path(path)):
+            return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
+        bundle = find_bundle(self.source)
+        if bundle is None:
+            known = "give RUN[@CHECKPOINT], a bundle or zoo:NAME"
+            where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
+            raise InputMissing(f"init.source: no run or policy bundle at '{self.source}'", hint=where)
+        return bundle, None

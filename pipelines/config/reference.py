@@ -31,6 +31,60 @@ class Setting:
     about: str
 
 
+class _Tables:
+    """The tables of a schema: `whole` is the document, `models` has the definitions to which its fields refer."""
+
+    def __init__(self) -> None:
+        self.whole = make_schema()
+        self.models = self.whole["$defs"]
+
+    def list_rows(self, model: Mapping[str, Any], table: str, kind: str = "") -> Iterator[Setting]:
+        for name, field in model["properties"].items():
+            if name == PROFILES:
+                continue
+            key = f"{table}.{name}" if table else name
+            inner = list(self.list_models(field))
+            for choice, inside in inner:
+                yield from self.list_rows(inside, key if field.get("type") != "array" else f"{key}.{_PLACE}", choice)
+            if not inner:
+                default = "required" if name in model.get("required", ()) else "unset"
+                if "default" in field:
+                    default = json.dumps(field["default"], ensure_ascii=False)
+                yield Setting(
+                    key=key,
+                    table=table,
+                    kind=kind,
+                    default=default,
+                    accepts=self._describe_values(field),
+                    about=field.get("description", "") or ("selects these keys" if "const" in field else ""),
+                )
+
+    def list_models(self, field: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the models whose keys `field` holds, each with its kind if there are several."""
+        if "$ref" in field:
+            yield "", self.models[field["$ref"].rpartition("/")[2]]
+        elif field.get("type") == "array":
+            yield from self.list_models(field.get("items", {}))
+        else:
+            choices = [one for one in field.get("anyOf", ()) if "$ref" in one]
+            for choice in choices:
+                [(_, model)] = self.list_models(choice)
+                yield model["properties"]["kind"].get("const", "module:attr"), model
+
+    def _describe_values(self, field: Mapping[str, Any]) -> str:
+        if "const" in field:
+            return json.dumps(field["const"])
+        if "enum" in field:
+            return ", ".join(map(json.dumps, field["enum"]))
+        if "anyOf" in field:
+            return " or ".join(self._describe_values(one) for one in field["anyOf"])
+        if field.get("type") == "array":
+            items = field.get("items") or field.get("prefixItems", [{}])[0]
+            return f"list of {self._describe_values(items)}"
+        limits = [f"{sign} {field[name]}" for name, sign in _LIMITS.items() if name in field]
+        return " ".join([_TYPES.get(field.get("type", ""), "any"), " and ".join(limits)]).strip()
+
+
 def make_schema() -> dict[str, Any]:
     """Make the JSON Schema of a file that holds one settings document, including profiles."""
     schema = _clean(Settings.model_json_schema())
@@ -41,18 +95,18 @@ def make_schema() -> dict[str, Any]:
 
 def list_settings() -> list[Setting]:
     """List every setting, in the order of the document."""
-    whole = make_schema()
-    return list(_list_rows(whole, whole["$defs"], ""))
+    tables = _Tables()
+    return list(tables.list_rows(tables.whole, ""))
 
 
 def describe_tables() -> dict[str, str]:
     """Collect descriptions of the tables by dotted name ("" is the top level)."""
-    whole = make_schema()
+    tables = _Tables()
     found = {"": "Keys outside of any table."}
 
     def visit(model: Mapping[str, Any], table: str) -> None:
         for name, field in model["properties"].items():
-            inner = list(_list_models(field, whole["$defs"]))
+            inner = list(tables.list_models(field))
             if name == PROFILES or not inner:
                 continue
             key = f"{table}.{name}" if table else name
@@ -61,7 +115,7 @@ def describe_tables() -> dict[str, str]:
             found[key] = about if about and table else inner[0][1].get("description", about)
             visit(inner[0][1], key)
 
-    visit(whole, "")
+    visit(tables.whole, "")
     return found
 
 
@@ -110,52 +164,3 @@ def _clean(part: Any) -> Any:
     if len(made.get("anyOf", ())) == 1:
         made |= made.pop("anyOf")[0]
     return made
-
-
-def _list_rows(model: Mapping[str, Any], models: Mapping[str, Any], table: str, kind: str = "") -> Iterator[Setting]:
-    for name, field in model["properties"].items():
-        if name == PROFILES:
-            continue
-        key = f"{table}.{name}" if table else name
-        inner = list(_list_models(field, models))
-        for choice, inside in inner:
-            yield from _list_rows(inside, models, key if field.get("type") != "array" else f"{key}.{_PLACE}", choice)
-        if not inner:
-            default = "required" if name in model.get("required", ()) else "unset"
-            if "default" in field:
-                default = json.dumps(field["default"], ensure_ascii=False)
-            yield Setting(
-                key=key,
-                table=table,
-                kind=kind,
-                default=default,
-                accepts=_describe_values(field),
-                about=field.get("description", "") or ("selects these keys" if "const" in field else ""),
-            )
-
-
-def _list_models(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the models whose keys `field` holds, each with its kind if there are several."""
-    if "$ref" in field:
-        yield "", models[field["$ref"].rpartition("/")[2]]
-    elif field.get("type") == "array":
-        yield from _list_models(field.get("items", {}), models)
-    else:
-        choices = [one for one in field.get("anyOf", ()) if "$ref" in one]
-        for choice in choices:
-            [(_, model)] = _list_models(choice, models)
-            yield model["properties"]["kind"].get("const", "module:attr"), model
-
-
-def _describe_values(field: Mapping[str, Any]) -> str:
-    if "const" in field:
-        return json.dumps(field["const"])
-    if "enum" in field:
-        return ", ".join(map(json.dumps, field["enum"]))
-    if "anyOf" in field:
-        return " or ".join(_describe_values(one) for one in field["anyOf"])
-    if field.get("type") == "array":
-        items = field.get("items") or field.get("prefixItems", [{}])[0]
-        return f"list of {_describe_values(items)}"
-    limits = [f"{sign} {field[name]}" for name, sign in _LIMITS.items() if name in field]
-    return " ".join([_TYPES.get(field.get("type", ""), "any"), " and ".join(limits)]).strip()

@@ -6,7 +6,6 @@ runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  vi
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -23,11 +22,11 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
-from pipelines.config import own_runs
 from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, may_change
 from pipelines.config.load import read_toml
+from pipelines.config.own_runs import OwnRun
 from pipelines.config.places import is_run, refuse_scheme, suggest
-from pipelines.config.policy_files import list_checkpoints, names_same_source
+from pipelines.config.policy_files import WarmStart, list_checkpoints
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
@@ -118,7 +117,7 @@ class RunDirectory:
             document = read_toml(self.config_path)
         except UsageError as error:
             raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
-        own_runs.grant(self.path, own_runs.read_id(self.path), document)
+        OwnRun(self.path, document).grant()
         return document
 
     def load_record(self) -> dict[str, Any]:
@@ -161,7 +160,7 @@ class RunDirectory:
         if fresh:
             return
         source = settings.init.source
-        if source and list_checkpoints(self.checkpoints) and not names_same_source(source, self.load_document()):
+        if source and list_checkpoints(self.checkpoints) and not WarmStart(source).is_stored(self.load_document()):
             raise UsageError(
                 f"run '{self.path}' has been trained already, and did not begin with '{source}'",
                 hint="a warm start is for a new run: give another --run, or begin this one again with --fresh",
@@ -175,7 +174,7 @@ class RunDirectory:
         )
 
         def is_free(key: str) -> bool:
-            if undecided and _may_become(after.get(key), before.get(key)):
+            if undecided and self._may_become(after.get(key), before.get(key)):
                 return True
             # An import has left the environment open, and with how many actors the run goes on.
             is_actors = key == "collect.actors" and before.get(key) == "auto"
@@ -189,6 +188,16 @@ class RunDirectory:
                 hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
+
+    @staticmethod
+    def _may_become(given: Any, stored: Any) -> bool:
+        """Check whether a value that is given may yet turn out to be the one that is stored."""
+        if given == "auto":
+            return isinstance(stored, int)
+        if not isinstance(stored, list):
+            return False
+        named_in_a_file = isinstance(given, list) and len(given) == 1 and str(given[0]).endswith(".json")
+        return named_in_a_file or (isinstance(given, int) and given == len(stored))
 
     def record(
         self, stage: str, settings: Settings, *, fresh: bool = False, recipe: Mapping[str, Any] | None = None
@@ -214,7 +223,7 @@ class RunDirectory:
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
             self._write_record({**record, **named, **_find_circumstances(), "stages": stages})
-            own_runs.remember(self.path, own_runs.read_id(self.path), merged)
+            OwnRun(self.path, merged).remember()
         self._begun = stage
 
     def _record_end(self, error: BaseException | None) -> None:
@@ -271,17 +280,6 @@ class RunDirectory:
             self._record_end(None)
 
 
-@functools.cache
-def _find_versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for name in _VERSIONED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions | {"python": platform.python_version()}
-
-
 def _find_circumstances() -> dict[str, Any]:
     """Find the versions, the commit of the working directory if it is a git checkout, and the hardware, as far as this
     system says."""
@@ -297,7 +295,11 @@ def _find_circumstances() -> dict[str, Any]:
         command = ["git", "rev-parse", "HEAD"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
         commit = done.stdout.strip() or None if done.returncode == 0 else None
-    return {"versions": _find_versions(), "git_commit": commit, "hardware": hardware}
+    versions: dict[str, str | None] = dict.fromkeys(_VERSIONED)
+    for name in _VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"versions": versions | {"python": platform.python_version()}, "git_commit": commit, "hardware": hardware}
 
 
 def describe_process() -> dict[str, Any]:
@@ -305,13 +307,3 @@ def describe_process() -> dict[str, Any]:
     facts = _find_circumstances()
     who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
     return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
-
-
-def _may_become(given: Any, stored: Any) -> bool:
-    """Check whether a value that is given may yet turn out to be the one that is stored."""
-    if given == "auto":
-        return isinstance(stored, int)
-    if not isinstance(stored, list):
-        return False
-    named_in_a_file = isinstance(given, list) and len(given) == 1 and str(given[0]).endswith(".json")
-    return named_in_a_file or (isinstance(given, int) and given == len(stored))

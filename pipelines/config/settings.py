@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, check_known, count_or_auto
+from pipelines.config.base import BEHAVIOUR, PACING, TARGET, SettingsModel, check_count_or_auto, check_known
 from pipelines.config.model import WITHOUT_BLOCKS, AgentSettings
 from pipelines.config.sizes import SizeName
 from pipelines.registry import Registry
@@ -147,7 +147,7 @@ class SourceSettings(SettingsModel):
     """Choices of a discrete action, if not otherwise known (0: one more than the maximum found)."""
     clip_actions: bool = False
     """Clip actions that are out of bounds, instead of refusing them."""
-    horizon: Annotated[int | Literal["auto"], count_or_auto(0, 1_000_000_000)] = "auto"
+    horizon: Annotated[int | Literal["auto"], check_count_or_auto(0, 1_000_000_000)] = "auto"
     """Steps after which the source's environment was reset, where a file marks no timeouts (0: every end is marked);
     auto: the time limit of `--env` or of D4RL's environment."""
     longest: int = Field(10_000, ge=1)
@@ -238,17 +238,17 @@ class ReplaySettings(SettingsModel):
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
-    steps: Annotated[int | Literal["auto"], count_or_auto(1, 2**63 - 1), TARGET] = "auto"
+    steps: Annotated[int | Literal["auto"], check_count_or_auto(1, 2**63 - 1), TARGET] = "auto"
     """Environment steps in all (over all actors); in a chain, per epoch. `auto`: 10,000; outside a chain two of the
     longest episodes, if those are more."""
-    actors: Annotated[int | Literal["auto"], count_or_auto(1, 65_536)] = "auto"
+    actors: Annotated[int | Literal["auto"], check_count_or_auto(1, 65_536)] = "auto"
     """Environments stepped at once. `auto`: 16, more if they are fast, as a batch (up to 128) or in workers (256);
     outside a chain never so many that one would finish fewer than two episodes. Fixed when a run begins."""
-    workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024), PACING] = "auto"
+    workers: Annotated[int | Literal["auto"], check_count_or_auto(0, 1_024), PACING] = "auto"
     """Processes that step environments, also in `evaluate` (0: this process). `auto`: chosen by a short trial."""
     on_env_error: Annotated[Literal["stop", "restart"], PACING] = "stop"
     """When an environment fails: stop, or begin a new episode in a fresh one; the unfinished episode is dropped."""
-    chunk_steps: Annotated[int | Literal["auto"], count_or_auto(0, 2**31 - 1), TARGET] = "auto"
+    chunk_steps: Annotated[int | Literal["auto"], check_count_or_auto(0, 2**31 - 1), TARGET] = "auto"
     """Steps after which a piece of a running episode is stored, for training to draw from; a chain also stores running
     pieces at the end of a `collect` stage (0: whole episodes only). `auto`: 8 x `train.context_length`, and only at the
     end of a stage if no episode is longer than that."""
@@ -326,7 +326,7 @@ class TrainSettings(SettingsModel):
     """Gradient updates in all; in a chain, per epoch."""
     batch_size: int = Field(24, ge=1)
     """Windows per update."""
-    context_length: Annotated[int | Literal["auto"], count_or_auto(1, 2**31 - 1)] = "auto"
+    context_length: Annotated[int | Literal["auto"], check_count_or_auto(1, 2**31 - 1)] = "auto"
     """Steps of a training window, and the context length of the acting policy. `auto`: the longest possible episode, or
     four of them for a history, up to 256 (128 if unknown); fixed when training begins."""
     context: Literal["trajectory", "history"] = "trajectory"
@@ -453,7 +453,7 @@ class TrainSettings(SettingsModel):
         return self.context_length_for(None)
 
     def context_length_for(self, horizon: int | None) -> int:
-        """Return the context length for episodes of at most `horizon` steps (None: unknown)."""
+        """Choose the context length for episodes of at most `horizon` steps (None: unknown)."""
         if self.context_length != "auto":
             return self.context_length
         if horizon is not None and self.context == "history":
@@ -653,11 +653,11 @@ class Settings(SettingsModel):
         return self
 
     def document(self) -> dict[str, Any]:
-        """Return them as a TOML document that resolves to the same settings."""
+        """Write them as a TOML document that resolves to the same settings."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def for_stage(self, entry: StageSettings) -> Settings:
-        """Return these settings with the entry's overrides applied to its stage's table."""
+        """Apply the entry's overrides to its stage's table; returns other settings."""
         if not entry.overrides:
             return self
         name = TABLES.get(entry.stage, entry.stage)

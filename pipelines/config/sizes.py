@@ -33,10 +33,10 @@ _SIZES = {
 }
 
 
-def preset(size: str, kind: str) -> dict[str, Any]:
+def make_preset(size: str, kind: str) -> dict[str, Any]:
     """Make the settings that `size` stands for, with a sequence encoder of this kind; `base` equals the defaults.
 
-    >>> preset("tiny", "gru")["agent"]["sequence"]
+    >>> make_preset("tiny", "gru")["agent"]["sequence"]
     {'kind': 'gru', 'hidden': 64, 'output': 64, 'num_layers': 1}
     """
     chosen = _SIZES[size]
@@ -65,7 +65,7 @@ def find_sequence_kind(document: Mapping[str, Any]) -> str:
 
 def names_network(document: Mapping[str, Any], *, changed: bool = False) -> bool:
     """Check whether a document sets widths or depths; with `changed`, whether any differs from its default."""
-    defaults = preset("base", find_sequence_kind(document))["agent"]
+    defaults = make_preset("base", find_sequence_kind(document))["agent"]
     paths = {(table, key) for table, keys in defaults.items() for key in keys} - {("sequence", "kind")}
     given = {path: value for path in paths if (value := _look_up(document, "agent", *path)) is not None}
     return any(not changed or value != defaults[table][key] for (table, key), value in given.items())

@@ -20,7 +20,7 @@ from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
-from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile, require_sound
+from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
@@ -71,7 +71,11 @@ class Gatherer:
         self._steps = np.arange(rows)
         self._readahead = Readahead()
         self._files = OpenSegments(
-            view.lake, limit=OPEN_FILES, scattered=True, cache=BlobCache(), check=require_sound if view.verify else None
+            view.lake,
+            limit=OPEN_FILES,
+            scattered=True,
+            cache=BlobCache(),
+            check=SegmentFile.require_sound if view.verify else None,
         )
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 

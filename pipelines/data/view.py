@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.data.histories import HISTORY
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.footer import Footer, history_numbers, read_footer
+from pipelines.lake.footer import Footer, hash_names, read_footer
 from pipelines.lake.live import Findings, LiveTable, Segment
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
@@ -353,7 +353,7 @@ class View:
             footer = self._footer(segment.file)
         except (FileNotFoundError, IntegrityError):
             return
-        numbers = history_numbers(footer.trajectories)
+        numbers = hash_names(footer.trajectories["history"])
         if numbers is None:
             return
         place = positions(footer.uids(), segment.uids)

@@ -91,7 +91,7 @@ class ObservationCodec:
         """Write `observation` to `row`. ValueError where it violates the declared space; see also `not_finite`."""
         for column, path, space in self._ragged:
             try:
-                columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_look_up(observation, path))
+                columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.pad(_look_up(observation, path))
             except TooLong as error:
                 raise ValueError(f"observation '{column}': {error}, as its space or env.max_length says") from error
             except ValueError as error:

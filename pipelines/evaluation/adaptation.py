@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.envs.env import EnvSpec, Score
 from pipelines.evaluation.runner import EpisodeResults
-from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns, mean_of_strata_ci
+from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns, bootstrap_ci_of_strata
 
 _MOST_TASKS = 1_000
 _MOST_ATTEMPTS = 100  # whose names are known where their number varies
@@ -127,7 +127,7 @@ def compute_published(results: EpisodeResults, *, seed: int = 0) -> dict[str, An
             low, high = score.bounds[group]
             strata.append((results.returns[groups[group]] - low) / (high - low))
         over = [float(values.mean()) for values in strata]
-        interval = list(mean_of_strata_ci(strata, seed=seed))
+        interval = list(bootstrap_ci_of_strata(strata, seed=seed))
         scores = float(np.mean(over)), interval, float(np.median(over)), sorted(groups)
         figures |= dict(zip(_name_scores(score), scores, strict=True))
     if results.achieved is not None:

@@ -92,6 +92,46 @@ class Film:
         """Frames a second that make a video of about a quarter of a minute, within bounds."""
         return int(np.clip(round(self.length / _SECONDS), *_FPS))
 
+    def add_captions(self, *, has_success: bool, attempts: int | None) -> Iterator[np.ndarray]:
+        """Yield the frames of a video: each picture with attempt, step, reward, return and value beneath it."""
+
+        def fit(text: str, shorter: str) -> str:
+            return text if len(text) <= _CELL else shorter
+
+        returns = np.cumsum([0.0, *self.rewards])
+        for number, picture in enumerate(self.frames):
+            value = self.values[number] if self.values is not None and number < self.length else None
+            attempt = f"attempt {self.attempt[number]}"
+            paid = self.rewards[number - 1] + 0.0 if number else 0.0  # no -0
+            cells = [
+                fit(f"step {number}/{self.length}", f"step {number}"),
+                "" if attempts == 1 else fit(f"{attempt}/{attempts}" if attempts else attempt, attempt),
+                f"solved {self.solved[number]}" if has_success else "",
+                fit(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
+                fit(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
+                "" if value is None else fit(f"value {value:.2f}", f"value {value:.3g}"),
+            ]
+            shown = enlarge(picture, WIDTH // 2 + 1)
+            yield np.concatenate([shown, self._draw_caption(cells, shown.shape[1])])
+
+    @staticmethod
+    def _draw_caption(cells: Sequence[str], width: int) -> np.ndarray:
+        """Draw a strip with the cells in two rows of three."""
+        rows, columns = (cells[:3], cells[3:]), 3
+        scale = int(np.clip(width // (columns * _CELL * (GLYPH[1] + 1)), 1, 3))
+        line = (GLYPH[0] + _LINE_GAP) * scale
+        canvas = Canvas(line * len(rows) + _LINE_GAP * scale, width, INK)
+        for number, row in enumerate(rows):
+            for place, cell in enumerate(row):
+                canvas.text(
+                    cell,
+                    _MARGIN * scale + place * width // columns,
+                    _LINE_GAP * scale + line * number,
+                    WHITE,
+                    scale=scale,
+                )
+        return canvas.pixels
+
 
 class _Camera(Env):
     """`env`, whose episodes with these numbers become `films`, with frames that `drawing` makes."""
@@ -150,7 +190,7 @@ class _Camera(Env):
         self.env.close()
 
 
-def film(
+def film_episodes(
     env: Env,
     policy: Policy,
     drawing: Drawing,
@@ -188,40 +228,3 @@ def film(
             if number in camera.films:
                 camera.films[number].values = values(trajectory, schema)["v"][:, -1]
     return [camera.films[number] for number in episodes]
-
-
-def add_caption(film: Film, *, has_success: bool, attempts: int | None) -> Iterator[np.ndarray]:
-    """Yield the frames of a video: each picture with attempt, step, reward, return and value beneath it."""
-    returns = np.cumsum([0.0, *film.rewards])
-    for number, picture in enumerate(film.frames):
-        value = film.values[number] if film.values is not None and number < film.length else None
-        attempt, paid = f"attempt {film.attempt[number]}", film.rewards[number - 1] + 0.0 if number else 0.0  # no -0
-        cells = [
-            _choose_fitting(f"step {number}/{film.length}", f"step {number}"),
-            "" if attempts == 1 else _choose_fitting(f"{attempt}/{attempts}" if attempts else attempt, attempt),
-            f"solved {film.solved[number]}" if has_success else "",
-            _choose_fitting(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
-            _choose_fitting(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
-            "" if value is None else _choose_fitting(f"value {value:.2f}", f"value {value:.3g}"),
-        ]
-        shown = enlarge(picture, WIDTH // 2 + 1)
-        yield np.concatenate([shown, _draw_caption(cells, shown.shape[1])])
-
-
-def _choose_fitting(text: str, shorter: str) -> str:
-    """Choose `text` if it fits a caption's cell."""
-    return text if len(text) <= _CELL else shorter
-
-
-def _draw_caption(cells: Sequence[str], width: int) -> np.ndarray:
-    """Draw a strip with the cells in two rows of three."""
-    rows, columns = (cells[:3], cells[3:]), 3
-    scale = int(np.clip(width // (columns * _CELL * (GLYPH[1] + 1)), 1, 3))
-    line = (GLYPH[0] + _LINE_GAP) * scale
-    canvas = Canvas(line * len(rows) + _LINE_GAP * scale, width, INK)
-    for number, row in enumerate(rows):
-        for place, cell in enumerate(row):
-            canvas.text(
-                cell, _MARGIN * scale + place * width // columns, _LINE_GAP * scale + line * number, WHITE, scale=scale
-            )
-    return canvas.pixels

@@ -47,13 +47,13 @@ def bootstrap_ci_columns(
     return lower, upper
 
 
-def mean_of_strata_ci(
+def bootstrap_ci_of_strata(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
     """Estimate the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
     drawn within each stratum.
 
-    >>> mean_of_strata_ci([np.ones(3), 3 * np.ones(5)])
+    >>> bootstrap_ci_of_strata([np.ones(3), 3 * np.ones(5)])
     (2.0, 2.0)
     """
     rng = np.random.default_rng(seed)
@@ -63,24 +63,24 @@ def mean_of_strata_ci(
     return float(lower), float(upper)
 
 
-def iqm(values: np.ndarray) -> float:
+def compute_iqm(values: np.ndarray) -> float:
     """Compute the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
     `values`.
 
-    >>> iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
+    >>> compute_iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
     2.0
     """
     cut = len(values) // 4
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
-def stratified_ci(
+def bootstrap_ci_of_iqm(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
     """Estimate the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
     task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
 
-    >>> stratified_ci([np.ones(3), np.ones(2)])
+    >>> bootstrap_ci_of_iqm([np.ones(3), np.ones(2)])
     (1.0, 1.0)
     """
     if not strata or not all(len(values) for values in strata):

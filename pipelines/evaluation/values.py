@@ -11,7 +11,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
-from pipelines.lake.store import difference
+from pipelines.lake.store import describe_difference
 from pipelines.lake.trajectory import Trajectory
 from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import load_agent
@@ -56,7 +56,7 @@ class Values:
         begins."""
         ours = self._agent.spaces
         if schema.spaces != ours:
-            differs = "; ".join(difference(ours, schema.spaces, ("trained on", "in the lake")))
+            differs = "; ".join(describe_difference(ours, schema.spaces, ("trained on", "in the lake")))
             raise InputMissing(
                 f"run '{self.run}' cannot evaluate {trajectory.uid}: it was trained for other spaces: {differs}"
             )

@@ -121,28 +121,28 @@ def describe_target() -> dict[str, str]:
     }
 
 
-def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT32) -> dict[str, bytes]:
+def make_files(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT32) -> dict[str, bytes]:
     """Make the files of the forms, the ONNX model with its weights stored as `weights`."""
-    program = graph.program(function)
+    program = graph.trace(function)
     files = {}
     if ONNX in forms:
-        content = graph.onnx_bytes(function, program)
+        content = graph.convert_to_onnx(function, program)
         files[FILES[ONNX]] = content if weights == FLOAT32 else narrow_weights(content, weights)
         assets = importlib.resources.files("pipelines.export.assets")
         files |= {name: assets.joinpath(name).read_bytes() for name in _RUNTIMES}
     if TORCH in forms:
-        files[FILES[TORCH]] = graph.torch_bytes(program)
+        files[FILES[TORCH]] = graph.save_torch(program)
     if AOTI in forms:
-        files[FILES[AOTI]] = graph.compiled_bytes(program)
+        files[FILES[AOTI]] = graph.compile_graph(program)
     return files
 
 
-def limits(form: str, record: Mapping[str, Any]) -> ParityLimits:
+def choose_limits(form: str, record: Mapping[str, Any]) -> ParityLimits:
     """Choose the limits within which a form of a bundle must act as its policy did."""
     return LIMITS[record.get("weights", FLOAT32)] if form == ONNX else STRICT
 
 
-def describe(function: StepFunction) -> dict[str, Any]:
+def describe_step(function: StepFunction) -> dict[str, Any]:
     """Describe the memory and the noise of a step for policy.json, which those who run a form read."""
     memory = function.empty(1)
     rows = {name: [list(rows.shape[1:]), str(rows.dtype).removeprefix("torch.")] for name, rows in memory.items()}
@@ -155,10 +155,10 @@ def load_graph(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
     ValueError or RuntimeError if the file is not such a form.
     """
     if form == AOTI:
-        return _torch_graph(graph.load_compiled(content), record)
+        return _wrap_torch(graph.load_compiled(content), record)
     if form == TORCH:
-        return _torch_graph(torch.export.load(io.BytesIO(content)).module(), record)
-    with _onnx_errors():
+        return _wrap_torch(torch.export.load(io.BytesIO(content)).module(), record)
+    with _translate_onnx_errors():
         policy = runtime.OnnxPolicy(given=(dict(record), content))
 
     def run(
@@ -166,7 +166,7 @@ def load_graph(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
     ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
         *rest, policy.memory = given
         policy.actors = len(rest[1])
-        with _onnx_errors():
+        with _translate_onnx_errors():
             return policy.step(dict(columns), *rest), policy.memory
 
     return run
@@ -186,7 +186,7 @@ def open_form(form: str, content: bytes, record: Mapping[str, Any], actors: int)
     return step
 
 
-def _torch_graph(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
+def _wrap_torch(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
     """Wrap `call`, which takes and returns tensors, as a graph of arrays."""
 
     def tensor(values: np.ndarray) -> torch.Tensor:
@@ -211,7 +211,7 @@ def _torch_graph(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
 
 
 @contextlib.contextmanager
-def _onnx_errors() -> Iterator[None]:
+def _translate_onnx_errors() -> Iterator[None]:
     """Turn the exceptions of onnxruntime, which have no base class of their own, into Mismatch."""
     from onnxruntime.capi import onnxruntime_pybind11_state as runtime_state
 
@@ -239,10 +239,16 @@ class ExportedPolicy:
         self._max_time, self._offset, self._total = record["max_time"], offset, total
         self._space = Spaces.from_json(record["spaces"]).action
 
+    @staticmethod
+    def require_time(most: int | None, time: int) -> None:
+        """Raise UsageError if a form cannot act at step `time` of an episode."""
+        if most is not None and time >= most:
+            raise UsageError(f"episodes have more than the {most} steps that the policy can distinguish")
+
     def act(
         self, observation: Mapping[str, np.ndarray], prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
     ) -> np.ndarray:
-        _require_time(self._max_time, int(np.max(time)))
+        self.require_time(self._max_time, int(np.max(time)))
         here = slice(self._offset, self._offset + len(time))
         noise = torch.rand(self._total or len(time), self._noise, generator=self._generator)[here].numpy()
         reward = np.asarray(prev_reward, np.float32)
@@ -273,15 +279,9 @@ class FormFile:
         """Make the policy for all actors of `env`. InputMissing if it was trained for other spaces."""
         require_spaces(self.checkpoint, env)
         record, episodes = self.checkpoint.record, env.episodes
-        _require_time(record["max_time"], (env.spec.horizon or 1) - 1)
+        ExportedPolicy.require_time(record["max_time"], (env.spec.horizon or 1) - 1)
         with self.checkpoint.understood():
             step = open_form(self.form, self.content, record, env.num_envs)
         exported = ExportedPolicy(step, record, greedy=greedy, seed=seed, offset=episodes.offset, total=episodes.total)
         policy = FunctionPolicy(self.checkpoint.understood()(exported.act))  # what the file does wrong is damage
         return Acting(policy=policy, policy_id=self.checkpoint.identity, version=self.checkpoint.update)
-
-
-def _require_time(most: int | None, time: int) -> None:
-    """Raise UsageError if a form cannot act at step `time` of an episode."""
-    if most is not None and time >= most:
-        raise UsageError(f"episodes have more than the {most} steps that the policy can distinguish")

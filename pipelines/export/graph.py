@@ -35,7 +35,7 @@ _LARGEST_HALF = 65_504.0
 _EXAMPLE_ACTORS = 3  # torch.export takes sizes 0 and 1 for constants
 
 
-def program(function: StepFunction) -> ExportedProgram:
+def trace(function: StepFunction) -> ExportedProgram:
     """Trace `function` as a graph for any number of actors."""
     spaces, actors = function.spaces, _EXAMPLE_ACTORS
     arguments = (
@@ -56,7 +56,7 @@ def program(function: StepFunction) -> ExportedProgram:
     return made
 
 
-def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
+def convert_to_onnx(function: StepFunction, graph: ExportedProgram) -> bytes:
     """Convert the graph to an ONNX model."""
     memory = list(function.empty(1))
     inputs = [*function.spaces.observation, ACTION, REWARD, RESET, NOISE, *(f"{MEMORY}{name}" for name in memory)]
@@ -72,7 +72,7 @@ def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
             opset_version=_OPSET,
             dynamo=True,
             verbose=False,
-            custom_translation_table={torch.ops.amago.last_state.default: _onnx_gru},
+            custom_translation_table={torch.ops.amago.last_state.default: _translate_last_state},
         )
     assert made is not None  # it is for a conversion that is saved to a file
     model = made.model_proto
@@ -82,14 +82,16 @@ def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
     return content
 
 
-def _onnx_gru(x_NSE: Any, lengths_N: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any) -> Any:
+def _translate_last_state(
+    x_NSE: Any, lengths_N: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any
+) -> Any:
     """Translate `last_state`. ONNX has the gates in another order, and no sequences without a place."""
     from onnxscript import opset20
 
     op: Any = opset20  # its types are of values, not of a graph's
 
     def ordered(weight: Any) -> Any:
-        """Return a weight (1, 3 H, ...) with the gates of update, reset and candidate."""
+        """Order the gates of a weight (1, 3 H, ...): update, reset, candidate."""
         reset, update, candidate = op.Split(weight, axis=0, num_outputs=3)
         return op.Concat(update, reset, candidate, axis=0)
 
@@ -167,14 +169,14 @@ def _decompose(graph: ExportedProgram) -> ExportedProgram:
     return made
 
 
-def torch_bytes(graph: ExportedProgram) -> bytes:
+def save_torch(graph: ExportedProgram) -> bytes:
     """Save the graph as a file of `torch.export`."""
     file = io.BytesIO()
     torch.export.save(_decompose(graph), file)
     return file.getvalue()
 
 
-def compiled_bytes(graph: ExportedProgram) -> bytes:
+def compile_graph(graph: ExportedProgram) -> bytes:
     """Compile the graph with AOTInductor for this machine's processor. StageFailed if the compiler fails."""
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import CppCompileError

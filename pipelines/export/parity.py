@@ -176,14 +176,14 @@ def require(found: Mapping[str, Agreement]) -> None:
             )
 
 
-def files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dict[str, bytes]:
+def encode_files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dict[str, bytes]:
     """Encode the files of the proof: the recording, and the report on all forms."""
     file = io.BytesIO()
     np.savez_compressed(file, **recording)  # type: ignore[arg-type]
     return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}
 
 
-def recorded_scores(found: Bundle) -> dict[str, Any] | None:
+def read_scores(found: Bundle) -> dict[str, Any] | None:
     """Read the scores of the policy in a bundle's own proof; None if it has none. IntegrityError if it was altered."""
     if REPORT not in found.record["files"]:
         return None
@@ -192,7 +192,7 @@ def recorded_scores(found: Bundle) -> dict[str, Any] | None:
         return dict(scores) if scores else None
 
 
-def as_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
+def make_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
     """Build the contents of parity.json."""
     forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
     return {"forms": forms, "evaluations": dict(evaluations)}

@@ -73,7 +73,7 @@ def write_bundle(
     `forms`: more files, whose `policy.py` replaces the loader; `about`: more of policy.json, which comes last: a
     directory without it is not a bundle.
     """
-    spec = {**specification(record, greedy=greedy), **(about or {})}
+    spec = {**describe_policy(record, greedy=greedy), **(about or {})}
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(TRAINING_ONLY)}
     files = {
         bundle.WEIGHTS: save(kept),
@@ -85,7 +85,7 @@ def write_bundle(
     return sum(map(len, files.values()))
 
 
-def specification(record: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
+def describe_policy(record: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
     """Describe a checkpoint with this record, and how it acts, for policy.json."""
     kept = {key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")}
     return {"format": bundle.FORMAT, "version": bundle.VERSION, **kept, "greedy": greedy}
@@ -141,7 +141,7 @@ class DeployedPolicy:
     def act(self, observation: Any, reward: float = 0.0) -> Any:
         """Choose the action for `observation`; `reward` is that of the previous action (0 at the start)."""
         columns: dict[str, np.ndarray] = {}
-        _flatten(observation, OBSERVATION, columns, self.spaces.observation)
+        self._flatten(observation, OBSERVATION, columns)
         absent = [name for name in self.spaces.observation if name not in columns]
         if absent:
             raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
@@ -157,6 +157,21 @@ class DeployedPolicy:
         self._time += 1
         return to_environment(self._action[0], self.spaces.action)
 
+    def _flatten(self, value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
+        """Collect the columns of an observation, whose members may be tables and tuples, under dotted names."""
+        space = self.spaces.observation.get(name)
+        if isinstance(space, Ragged):
+            columns[name], length = space.pad(value)
+            columns[f"{name}.{LENGTH}"] = np.asarray(length)
+        elif isinstance(value, Mapping):
+            for key, member in value.items():
+                self._flatten(member, f"{name}.{key}", columns)
+        elif isinstance(value, tuple):
+            for place, member in enumerate(value):
+                self._flatten(member, f"{name}.{place}", columns)
+        else:
+            columns[name] = np.asarray(value)
+
 
 def to_environment(action: np.ndarray, space: Space) -> Any:
     """Convert an action of the agent to the environment's form."""
@@ -170,18 +185,3 @@ def to_environment(action: np.ndarray, space: Space) -> Any:
         dtype = np.dtype(space.native or space.dtype)
         return (np.rint(scaled) if dtype.kind in "iu" else scaled).astype(dtype)
     return action
-
-
-def _flatten(value: Any, name: str, columns: dict[str, np.ndarray], spaces: Mapping[str, Space]) -> None:
-    space = spaces.get(name)
-    if isinstance(space, Ragged):
-        columns[name], length = space.padded(value)
-        columns[f"{name}.{LENGTH}"] = np.asarray(length)
-    elif isinstance(value, Mapping):
-        for key, member in value.items():
-            _flatten(member, f"{name}.{key}", columns, spaces)
-    elif isinstance(value, tuple):
-        for place, member in enumerate(value):
-            _flatten(member, f"{name}.{place}", columns, spaces)
-    else:
-        columns[name] = np.asarray(value)

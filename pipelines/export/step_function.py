@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
-from pipelines.nets.cache import KVCache, NoMemory
+from pipelines.nets.cache import KVCache, NoMemory, State
 from pipelines.nets.linear import fold
-from pipelines.nets.rnn import State
 
 TIME, WRITTEN, KEYS, VALUES, STATE = "time", "written", "keys", "values", "state"
 _DTYPES = {"bool": torch.bool, "uint8": torch.uint8}
@@ -53,7 +52,7 @@ class StepFunction(nn.Module):
         elif not isinstance(found, NoMemory):
             raise UsageError(
                 f"the memory of {type(self.agent.sequence).__name__} is of a kind that cannot be exported",
-                hint="keep it in pipelines.nets.cache.KVCache or pipelines.nets.rnn.State",
+                hint="keep it in pipelines.nets.cache.KVCache or pipelines.nets.cache.State",
             )
 
     @property
@@ -137,7 +136,7 @@ class _Slots:
         self.visible_NS = slots_S < self._written_N[:, None]
 
     def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all slots with the step's, (N, H, S, Dh) each."""
+        """Write the step's key and value -> those of all slots, (N, H, S, Dh) each."""
         slot_NHD = self._slot_N[:, None, None].expand(k_NHD.shape)
         keys_NHDS = self._memory[f"{KEYS}{layer}"].scatter(3, slot_NHD[..., None], k_NHD[..., None])
         values_NHSD = self._memory[f"{VALUES}{layer}"].scatter(2, slot_NHD[:, :, None], v_NHD[:, :, None])
@@ -145,5 +144,5 @@ class _Slots:
         return keys_NHDS.transpose(-1, -2), values_NHSD
 
     def after(self) -> Tensors:
-        """Return the memory after the step."""
+        """Collect the memory after the step."""
         return {**self._new, WRITTEN: self._written_N}

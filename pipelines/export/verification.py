@@ -74,7 +74,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
                     raise
                 untried[form] = error.message
             else:
-                found[form] = parity.compare(recording, step, forms.limits(form, record))
+                found[form] = parity.compare(recording, step, forms.choose_limits(form, record))
         return VerifiedBundle(len(contents), record.get("update"), found, untried)
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error

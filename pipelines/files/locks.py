@@ -31,7 +31,7 @@ class LockHolder:
 
 
 def holder(file: Path) -> LockHolder | None:
-    """Return who holds the lock on `file`; None if nobody does, as far as this host knows.
+    """Find who holds the lock on `file`; None if nobody does, as far as this host knows.
 
     A process of this host that is gone holds nothing: then the lock is not tried, so that a process that takes it at
     this moment is not refused.
@@ -89,9 +89,9 @@ def _claim(file: Path, what: str) -> int:
                 return handle
             os.close(handle)
         except BlockingIOError as error:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise Locked(f"{what}, {holder}", hint="wait for it, or choose another directory") from error
+            raise Locked(f"{what}, {who}", hint="wait for it, or choose another directory") from error
 
 
 @contextmanager

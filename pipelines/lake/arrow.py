@@ -1,7 +1,7 @@
 """Step columns as Arrow arrays and back, without copying; and tables of JSON objects.
 
 A column of shape () is a primitive array; any other shape is a FixedSizeList of its flat size. Nothing is
-nullable. Booleans are stored as uint8 (Arrow packs its own into bits, which no slice could be mapped from).
+nullable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,8 @@ from pipelines.lake.schema import Column
 UNREADABLE = (pa.ArrowException, OSError, *MALFORMED)
 
 
-def storage_dtype(column: Column) -> np.dtype:
-    """Map the dtype of a column to that on disk."""
-    dtype = np.dtype(column.dtype)
-    return np.dtype("uint8") if dtype == np.bool_ else dtype
-
-
 def _arrow_type(column: Column) -> pa.DataType:
-    value = pa.from_numpy_dtype(storage_dtype(column))
+    value = pa.from_numpy_dtype(column.stored_dtype)
     if column.shape == ():
         return value
     return pa.list_(pa.field("item", value, nullable=False), math.prod(column.shape))
@@ -55,9 +49,8 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
     """View an array without nulls as (rows, *shape), read-only."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
-    values = np.frombuffer(
-        flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * storage_dtype(column).itemsize
-    )
+    dtype = column.stored_dtype
+    values = np.frombuffer(flat.buffers()[1], dtype, rows * size, flat.offset * dtype.itemsize)
     return values.view(column.dtype).reshape(rows, *column.shape)
 
 
@@ -73,17 +66,16 @@ def map_file(path: Path, *, scattered: bool) -> mmap.mmap:
 def table_of_objects(rows: Sequence[Mapping[str, Any]], required: Mapping[str, pa.DataType]) -> pa.Table:
     """Return rows of JSON objects as a table: the `required` columns and any others, types as wide as needed."""
     names = dict.fromkeys([*required, *(name for row in rows for name in row)])
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        columns[name] = _column(values, required.get(name))
-    return pa.table(columns)
+    return pa.table({name: _build_column([row.get(name) for row in rows], required.get(name)) for name in names})
 
 
-def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
+def _build_column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
-    natural = _natural(kinds)
-    if wanted is not None and (not kinds or natural == wanted or {natural, wanted} <= _NUMBERS):
+    natural = pa.string()
+    if kinds and kinds <= {int, float, bool}:
+        natural = pa.bool_() if kinds == {bool} else pa.int64() if kinds == {int} else pa.float64()
+    numbers = {pa.int64(), pa.float64()}
+    if wanted is not None and (not kinds or natural == wanted or {natural, wanted} <= numbers):
         with contextlib.suppress(pa.ArrowException, OverflowError):
             return pa.array(values, type=wanted)
     with contextlib.suppress(pa.ArrowException, OverflowError):  # a number of more than 64 bits
@@ -93,17 +85,3 @@ def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
             return pa.array(values, natural)
     texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
     return pa.array([None if v is None else v.encode(errors="backslashreplace") for v in texts], pa.string())
-
-
-_NUMBERS = {pa.int64(), pa.float64()}
-
-
-def _natural(kinds: Iterable[type]) -> pa.DataType:
-    kinds = set(kinds)
-    if kinds == {bool}:
-        return pa.bool_()
-    if kinds == {int}:
-        return pa.int64()
-    if kinds and kinds <= {int, float, bool}:
-        return pa.float64()
-    return pa.string()

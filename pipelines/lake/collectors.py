@@ -14,6 +14,7 @@ These files only describe where data came from; the lake can be read without the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pydantic import Field
 
+from pipelines.config.run_directory import RunDirectory
 from pipelines.files.atomic import explained
 from pipelines.files.json import Form, parse_object
 from pipelines.files.locks import exclusive
@@ -111,7 +113,7 @@ def add_policy(
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
     """Read a collector's record; None if it cannot be read."""
     try:
-        return parse_object(lake.storage.read(_key(collector)), _CollectorRecord)
+        return parse_object(lake.storage.read(f"{FOLDER}/{quote(collector, safe='')}.json"), _CollectorRecord)
     except OSError:
         return None
 
@@ -120,14 +122,11 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
     """Read the records of all collectors by name."""
     found: dict[str, dict[str, Any]] = {}
     for name in sorted(lake.storage.names(FOLDER)):
-        if not name.endswith(".json") or name.startswith("."):
-            continue
-        try:
-            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), _CollectorRecord)
-        except OSError:
-            continue
-        if record is not None:
-            found[record["collector"]] = record
+        if name.endswith(".json") and not name.startswith("."):
+            with contextlib.suppress(OSError):
+                record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), _CollectorRecord)
+                if record is not None:
+                    found[record["collector"]] = record
     return found
 
 
@@ -138,20 +137,10 @@ def table(lake: Lake) -> pa.Table:
     rows = []
     for name, record in read_all(lake).items():
         run, processes = record.get("run") or {}, record.get("processes") or [{}]
-        rows.append(
-            {
-                "collector": name,
-                "run": run.get("absolute"),
-                "run_id": run.get("id"),
-                "env": record.get("env", {}).get("name"),
-                "seed": record.get("seed"),
-                "started": record.get("started"),
-                "host": processes[-1].get("host"),
-                "pid": processes[-1].get("pid"),
-                "process_started": processes[-1].get("started"),
-                "processes": len(processes),
-            }
-        )
+        row = {"collector": name, "run": run.get("absolute"), "run_id": run.get("id")}
+        row |= {"env": record.get("env", {}).get("name"), "seed": record.get("seed"), "started": record.get("started")}
+        row |= {"host": processes[-1].get("host"), "pid": processes[-1].get("pid")}
+        rows.append(row | {"process_started": processes[-1].get("started"), "processes": len(processes)})
     return table_of_objects(rows, _COLUMNS)
 
 
@@ -167,11 +156,17 @@ def place(path: Path) -> dict[str, str]:
 
 def write(lake: Lake, record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the record of a collector; returns it. StageFailed if it cannot be written."""
-    key = _key(record["collector"])
+    key = f"{FOLDER}/{quote(record['collector'], safe='')}.json"
     with explained(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())
     return record
 
 
-def _key(collector: str) -> str:
-    return f"{FOLDER}/{quote(collector, safe='')}.json"
+def find_run(policy_id: str, recorded: Any, *known: Path | None) -> RunDirectory | None:
+    """Find the run that a policy came from: where the record of a collector says (`recorded`), or a known run."""
+    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
+    for place in (*places, *known):
+        run = RunDirectory(place) if place is not None else None
+        if run is not None and run.exists() and run.identity == policy_id:
+            return run
+    return None

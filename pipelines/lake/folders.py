@@ -9,6 +9,7 @@ folder an hour: every listing there is a request, and nothing reports which fold
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -41,10 +42,10 @@ def is_rewritten(id: str) -> bool:
     return f"-{REWRITTEN}." in id
 
 
-def written_by(id: str) -> tuple[str, int, bool]:
+def parse_segment_name(id: str) -> tuple[str, int, bool]:
     """Return the writer, its sequence number, and whether the segment is an overlay, from a segment's name.
 
-    >>> written_by("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
+    >>> parse_segment_name("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
     ('actor.1f.9c0d', 7, True)
     """
     name = id.rpartition("/")[2]
@@ -52,15 +53,11 @@ def written_by(id: str) -> tuple[str, int, bool]:
     return writer, int(sequence) if sequence.isdecimal() else -1, name.endswith(".ovl")
 
 
-def hour_of(folder: str) -> str:
-    return folder.partition("_")[0]
-
-
 def by_hour(names: Iterable[str]) -> dict[str, list[str]]:
     """Group folders by hour, in the order in which they were opened."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
-        found.setdefault(hour_of(name), []).append(name)
+        found.setdefault(name.partition("_")[0], []).append(name)
     return found
 
 
@@ -83,22 +80,34 @@ class FolderChooser:
             return hour
         if hour != self._hour:
             self._hour, self._number, self._left = hour, self._newest(hour), 0
-        elif self._storage.stamp(f"{ROOT}/{_name(hour, self._number + 1)}"):  # another writer has opened it
+        elif self._storage.stamp(f"{ROOT}/{self._name_folder(hour, self._number + 1)}"):  # another writer has opened it
             self._number, self._left = max(self._number, self._newest(hour)), 0
         if not self._left:
-            while self._number < _LAST and len(self._storage.names(f"{ROOT}/{_name(hour, self._number)}")) >= FULL:
+            while (
+                self._number < _LAST
+                and len(self._storage.names(f"{ROOT}/{self._name_folder(hour, self._number)}")) >= FULL
+            ):
                 self._number = max(self._number + 1, self._newest(hour))
             self._left = COUNTED_EVERY
         self._left -= 1
-        return _name(hour, self._number)
+        return self._name_folder(hour, self._number)
 
     def _newest(self, hour: str) -> int:
-        numbers = (name.partition("_")[2] for name in self._storage.folders(ROOT) if hour_of(name) == hour)
-        return max((int(number) for number in numbers if number.isdecimal() and len(number) == 4), default=0)
+        numbers = (name.partition("_") for name in self._storage.folders(ROOT))
+        own = (number for of, _, number in numbers if of == hour and number.isdecimal() and len(number) == 4)
+        return max(map(int, own), default=0)
 
+    @staticmethod
+    def _name_folder(hour: str, number: int) -> str:
+        return f"{hour}_{number:04d}" if number else hour
 
-def _name(hour: str, number: int) -> str:
-    return f"{hour}_{number:04d}" if number else hour
+    def name_segment(self, writer: str, sequence: int, *, overlay: bool) -> str:
+        """Return the id of a segment published now. The writer's name and sequence number make it unique, whatever the
+        clock.
+        """
+        now = time.time_ns() // 1000
+        folder = self.choose(time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000)))
+        return f"{folder}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
 
 
 class FolderWatcher:
@@ -141,7 +150,7 @@ class FolderWatcher:
             stamp, settled = read_stamp(self._storage, f"{ROOT}/{folder}")
             if stamp != self._stamps.get(folder):
                 due.append((folder, stamp if settled else None))
-        for (folder, stamp), listed in zip(due, _listings(self._storage, [folder for folder, _ in due]), strict=True):
+        for (folder, stamp), listed in zip(due, list_each(self._storage, [folder for folder, _ in due]), strict=True):
             known = self._names.setdefault(folder, set())
             new = [name for name in listed if name not in known]
             gone = known.difference(listed) if len(known) + len(new) > len(listed) else ()
@@ -149,7 +158,7 @@ class FolderWatcher:
             known.update(new)
             self._stamps[folder] = stamp
             self._unknown.discard(folder)
-            yield _ids(folder, new), _ids(folder, gone)
+            yield segment_ids(folder, new), segment_ids(folder, gone)
         self._turn += TURN
 
     def _arrange(self) -> Iterator[tuple[list[str], list[str]]]:
@@ -162,7 +171,7 @@ class FolderWatcher:
         self._unknown = set(here) - self._names.keys()
         for folder in self._names.keys() - set(here):
             self._stamps.pop(folder, None)
-            yield [], _ids(folder, self._names.pop(folder))
+            yield [], segment_ids(folder, self._names.pop(folder))
 
 
 def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
@@ -185,42 +194,30 @@ def folders(storage: Storage, folder: str) -> list[str]:
         raise storage_error(error, f"read '{storage.url(folder)}'") from error
 
 
-def list_segments(storage: Storage, folder: str) -> list[str]:
-    """List the segments in a folder, overlays included, by id."""
-    return sorted(_ids(folder, next(_listings(storage, [folder]))))
-
-
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
     """Return the sorted ids of all segments; `rewritten`: only of those rewritten from others."""
-    ids = (id for folder, names in list_names(storage).items() for id in sorted(_ids(folder, names)))
+    ids = (id for folder, names in list_names(storage).items() for id in sorted(segment_ids(folder, names)))
     return [id for id in ids if not rewritten or is_rewritten(id)]
 
 
 def list_names(storage: Storage) -> dict[str, list[str]]:
     """Return the names of all files of segments by folder, in the order of the folders."""
     here = sorted(folders(storage, ROOT))
-    return dict(zip(here, _listings(storage, here), strict=True))
+    return dict(zip(here, list_each(storage, here), strict=True))
 
 
-def _listings(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the names in each of these folders."""
+def list_each(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the names in each of these folders. StageFailed if the storage fails."""
     try:
         yield from storage.listings([f"{ROOT}/{name}" for name in names])
     except OSError as error:
         raise storage_error(error, f"read '{storage.url(ROOT)}'") from error
 
 
-def _ids(folder: str, names: Iterable[str]) -> list[str]:
-    return segment_ids(f"{ROOT}/{folder}/{name}" for name in names)
-
-
-def segment_ids(keys: Iterable[str]) -> list[str]:
-    """Pick the segments out of a lake's keys, in their order, and return their ids."""
-    return [
-        key[len(ROOT) + 1 : -len(".arrow")]
-        for key in keys
-        if key.endswith(".arrow") and not key.endswith(".blob.arrow")
-    ]
+def segment_ids(folder: str, names: Iterable[str]) -> list[str]:
+    """Pick the segments out of the names in a folder, in their order, and return their ids."""
+    inside = f"{folder}/" if folder else ""
+    return [f"{inside}{name[:-6]}" for name in names if name.endswith(".arrow") and not name.endswith(".blob.arrow")]
 
 
 _OVERLAP_SECONDS = 10.0  # which each look lists again
@@ -294,7 +291,7 @@ class KeyWatcher:
 
     def _compare(self, after: str, last: str, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Compare the keys after `after`, up to `last`, with those known; note and return the new and the gone ids."""
-        ids = segment_ids(keys)
+        ids = segment_ids("", (key[len(ROOT) + 1 :] for key in keys))
         first = bisect.bisect_right(self._ids, after.removeprefix(f"{ROOT}/"))
         end = len(self._ids) if last == _END else bisect.bisect_right(self._ids, last.removeprefix(f"{ROOT}/"))
         known, listed = set(self._ids[first:end]), set(ids)
@@ -302,14 +299,6 @@ class KeyWatcher:
         if new or gone:
             self._ids[first:end] = sorted(listed)
         for id in new[-1:]:
-            self._newest = max(self._newest, _time_of(id))
+            with contextlib.suppress(ValueError):  # a foreign name, without a time
+                self._newest = max(self._newest, int(id.rpartition("/")[2][:16], 16))
         return new, gone
-
-
-def _time_of(id: str) -> int:
-    """Return the time in the name of a segment, in microseconds; 0 if there is none."""
-    name = id.rpartition("/")[2]
-    try:
-        return int(name[:16], 16)
-    except ValueError:
-        return 0

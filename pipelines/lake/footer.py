@@ -14,7 +14,7 @@ import json
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from pydantic import Field
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.files.json import Form, fits, parse_object
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.folders import is_rewritten, segment_key, written_by
+from pipelines.lake.folders import is_rewritten, parse_segment_name, segment_key
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -108,10 +108,25 @@ class Footer:
         try:
             stream = pa.decompress(base64.b64decode(self.packed), self.header["trajectories_bytes"], "zstd")
             table = pa.ipc.open_stream(stream).read_all()
-            _require_sound(table, self.header["rows"])
-            return _dated(table, float(self.header["t_commit"]))
+            if not table.schema.equals(TRAJECTORIES):
+                raise ValueError("its trajectories do not have the columns of trajectories")
+            table.validate(full=True)
+            if any(table[name].null_count for name in ("uid", "row0", "length")):
+                raise ValueError("a trajectory has no uid, place or length")
+            row0, length = table["row0"].to_numpy(), table["length"].to_numpy()
+            if len(row0) and not (
+                row0.min() >= 0 and length.min() >= 0 and (length < self.header["rows"] - row0).all()
+            ):
+                raise ValueError("a trajectory has rows outside the segment")
         except UNREADABLE as error:
             raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
+        place = TRAJECTORIES.get_field_index("t_commit")
+        times = table.column(place)
+        if times.null_count:
+            own = pa.array(np.full(table.num_rows, float(self.header["t_commit"])))
+            times = own if times.null_count == len(times) else pc.coalesce(times, own)
+            table = table.set_column(place, TRAJECTORIES.field(place), times)
+        return table
 
     @property
     def is_overlay(self) -> bool:
@@ -135,35 +150,11 @@ class Footer:
         return int(first), int(count)
 
     def uids(self) -> np.ndarray:
-        """Return the raw uuids (n,) "S16"."""
         return uid_array(self.trajectories["uid"])
 
     def episodes(self) -> np.ndarray | None:
         """Return a number (n,) uint64 for the episode of each piece, 0 for a whole one; None if there are no pieces."""
-        return episode_numbers(self.trajectories)
-
-
-def _require_sound(table: pa.Table, rows: int) -> None:
-    """Raise ValueError unless every trajectory has a uid and its rows are within the `rows` of the segment."""
-    if not table.schema.equals(TRAJECTORIES):
-        raise ValueError("its trajectories do not have the columns of trajectories")
-    table.validate(full=True)
-    if any(table[name].null_count for name in ("uid", "row0", "length")):
-        raise ValueError("a trajectory has no uid, place or length")
-    row0, length = table["row0"].to_numpy(), table["length"].to_numpy()
-    if len(row0) and not (row0.min() >= 0 and length.min() >= 0 and (length < rows - row0).all()):
-        raise ValueError("a trajectory has rows outside the segment")
-
-
-def _dated(table: pa.Table, t_commit: float) -> pa.Table:
-    place = TRAJECTORIES.get_field_index("t_commit")
-    column = table.column(place)
-    if not column.null_count:
-        return table
-    own = pa.array(np.full(table.num_rows, t_commit))
-    return table.set_column(
-        place, TRAJECTORIES.field(place), own if column.null_count == len(column) else pc.coalesce(column, own)
-    )
+        return hash_names(self.trajectories["episode"])
 
 
 def uid_array(column: pa.ChunkedArray) -> np.ndarray:
@@ -172,20 +163,10 @@ def uid_array(column: pa.ChunkedArray) -> np.ndarray:
     return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
 
 
-def episode_numbers(table: pa.Table) -> np.ndarray | None:
-    """Return a number (n,) uint64 for the episode of each piece, the same everywhere, and 0 for a whole episode; None
-    if there are no pieces."""
-    return _hash_names(table["episode"])
-
-
-def history_numbers(table: pa.Table) -> np.ndarray | None:
-    """Return a number (n,) uint64 for the history of each trajectory, the same everywhere, and 0 for those without one;
-    None if there are no histories."""
-    return _hash_names(table["history"])
-
-
-def _hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Hash texts to numbers (n,) uint64, and empty ones and nulls to 0; None if there are no others."""
+def hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Hash names of episodes or histories to numbers (n,) uint64, the same in every process and lake; empty ones and
+    nulls to 0. None if there are no others.
+    """
     names = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     known = names.dictionary.to_pylist()
     if known in ([], [""]):
@@ -197,11 +178,6 @@ def _hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
 def hex_uids(uids: np.ndarray) -> list[str]:
     """Return raw uids ("S16", which hides zeros at the end) as 32 hex digits each."""
     return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
-
-
-def table_of(columns: Mapping[str, Sequence[Any] | np.ndarray | pa.Array]) -> pa.Table:
-    """Build the table of trajectories from columns of `TRAJECTORIES`."""
-    return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
 
 
 def make_header(
@@ -220,7 +196,7 @@ def make_header(
     }
 
 
-def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
+def encode(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
     """Encode a footer as the texts that Arrow stores."""
     table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
@@ -279,39 +255,29 @@ def _read_footer(storage: Storage, id: str) -> Footer:
     key = segment_key(id)
     path = storage.url(key)
     try:
-        values = pa.ipc.open_file(pa.py_buffer(_tail(storage, key))).metadata
+        # The end of the file with the footer is all that Arrow's reader looks at before a batch. Reading it here is ten
+        # times faster than through Arrow's own files, whose reads go through a thread pool.
+        tail = storage.tail(key, _TAIL)
+        length, _ = _END.unpack(tail[-_END.size :].rjust(_END.size))
+        needed = length + 2 * _END.size  # the reader expects the magic bytes of the file's beginning
+        if len(tail) == _TAIL and needed > _TAIL:
+            tail = storage.tail(key, needed)
+        values = pa.ipc.open_file(pa.py_buffer(tail)).metadata
         footer = decode(dict(values) if values is not None else None, path)
-        _require_own(footer, id)
-        return footer
     except (FileNotFoundError, StorageError):
         raise
     except UNREADABLE as error:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
-
-
-def _require_own(footer: Footer, id: str) -> None:
-    """Raise IntegrityError for an intact segment under another's name: the one that had this name is lost."""
-    header, (writer, sequence, overlay) = footer.header, written_by(id)
-    if (header["writer"], header["sequence"], footer.is_overlay) != (writer, sequence, overlay):
+    header = footer.header
+    if (header["writer"], header["sequence"], footer.is_overlay) != parse_segment_name(id):
         raise IntegrityError(
-            f"segment '{footer.path}' is damaged: it was overwritten by another one, "
+            f"segment '{path}' is damaged: it was overwritten by another one, "
             f"number {header['sequence']} of writer '{header['writer']}'"
         )
+    return footer
 
 
-def _tail(storage: Storage, key: str) -> bytes:
-    """Return the end of an Arrow file that includes its footer, which is all that Arrow's reader looks at before a
-    batch.
-
-    Reading it here is ten times faster than through Arrow's own files, whose reads go through a thread pool.
-    """
-    tail = storage.tail(key, _TAIL)
-    length, _ = _END.unpack(tail[-_END.size :].rjust(_END.size))
-    needed = length + 2 * _END.size  # the reader expects the magic bytes of the file's beginning
-    return storage.tail(key, needed) if len(tail) == _TAIL and needed > _TAIL else tail
-
-
-def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
+def extract_info(row: Mapping[str, Any]) -> TrajectoryInfo:
     """Take the writer's part out of a row of `TRAJECTORIES`."""
     fields = {name: value for name, value in row.items() if name in _INFO}
     fields["attempts"] = tuple(fields["attempts"] or ())

@@ -87,13 +87,10 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     if record is None:
         raise IntegrityError(f"checkpoint '{path}' is damaged", hint="name another one")
     lakes = (record.get("data") or {"lakes": []})["lakes"]
-    return update, told_by, [_as_of(snapshot, update) for snapshot in lakes]
-
-
-def _as_of(snapshot: Mapping[str, Any], update: int) -> dict[str, Any]:
-    """Cut a snapshot to what could be drawn for the first `update` updates."""
-    seen = max((int(count) for at, count in snapshot["history"] if at <= update), default=0)
-    return {**snapshot, "segments": list(snapshot["segments"])[:seen]}
+    for snapshot in lakes:
+        seen = max((int(count) for at, count in snapshot["history"] if at <= update), default=0)
+        snapshot["segments"] = snapshot["segments"][:seen]
+    return update, told_by, lakes
 
 
 def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:
@@ -125,16 +122,16 @@ class TrainingHistory:
         self._tables: dict[tuple[Path, int], LiveTable] = {}
         self._lock = threading.Lock()
 
-    def updates(self, uid: str, segment: str) -> list[dict[str, Any]]:
+    def list_updates(self, uid: str, segment: str) -> list[dict[str, Any]]:
         """Return `run`, `first` (the update from which on the trajectory could be drawn) and `checkpoints` (those that
         are kept from there on) for each run that trained on it. `segment`: where the trajectory is now.
         """
         found = []
-        for directory in self._runs():
+        for directory in self._list_runs():
             try:
                 _, newest, snapshots = read_snapshots(directory, "latest")
                 snapshot = next(each for each in snapshots if each["id"] == self._lake.id)
-                first = self._first(directory, newest, snapshot, uid, segment)
+                first = self._find_first_update(directory, newest, snapshot, uid, segment)
             except (AmagoError, StopIteration, OSError):
                 continue
             if first is not None:
@@ -142,7 +139,7 @@ class TrainingHistory:
                 found.append({"run": str(directory.path), "first": first, "checkpoints": kept})
         return found
 
-    def _runs(self) -> Iterator[RunDirectory]:
+    def _list_runs(self) -> Iterator[RunDirectory]:
         own = self._lake.run
         beside = []
         if own is not None and own.parent.is_dir():
@@ -154,13 +151,13 @@ class TrainingHistory:
                 seen.add(place)
                 yield RunDirectory(path)
 
-    def _first(
+    def _find_first_update(
         self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str, segment: str
     ) -> int | None:
         """Return the first update whose view had the trajectory; None if none had."""
         segments: list[str] = snapshot["segments"]
         if segment not in segments:  # rewritten since
-            segment = self._original(directory, newest, snapshot, uid) or ""
+            segment = self._find_original(directory, newest, snapshot, uid) or ""
         if segment not in segments or segment in snapshot["dropped"]:
             return None
         count = segments.index(segment) + 1
@@ -170,7 +167,7 @@ class TrainingHistory:
         where = f"(\n{snapshot['where']}\n) and uid = '{uid}'"
         return first if len(select(self._lake, where).uids) else None
 
-    def _original(self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str) -> str | None:
+    def _find_original(self, directory: RunDirectory, newest: int, snapshot: Mapping[str, Any], uid: str) -> str | None:
         """Return the id of the segment where the run saw a trajectory that was rewritten since."""
         with self._lock:
             key = (directory.path, newest)
@@ -277,7 +274,7 @@ def trace(
 
     InputMissing: no such run or checkpoint, or a lake that is not where it was.
     """
-    return _Walk(lakes, depth, listener).origin(RunDirectory.open(run), which, 0)
+    return _Walk(lakes, depth, listener).trace_checkpoint(RunDirectory.open(run), which, 0)
 
 
 def trajectories(
@@ -286,21 +283,23 @@ def trajectories(
     """Yield the uids (32 hex digits) of the live trajectories that a checkpoint could draw, in the order in which it
     saw them. Errors as in `trace`.
     """
-    directory = RunDirectory.open(run)
+    directory, walk = RunDirectory.open(run), _Walk(lakes, 1, listener)
     for snapshot in read_snapshots(directory, which)[2]:
         lake = find_lake(snapshot, directory, lakes)
-        for segment, chosen in _live(lake, snapshot, listener)[1]:
+        for segment, chosen in walk.replay(lake, snapshot)[1]:
             yield from hex_uids(segment.uids[chosen])
 
 
 @dataclass
 class _Walk:
+    """A walk from a checkpoint to the checkpoints that acted, at most `depth` runs deep, each run once."""
+
     lakes: Sequence[str | Path]
     depth: int
     listener: Listener
     seen: set[Path] = field(default_factory=set)
 
-    def origin(self, directory: RunDirectory, which: str, depth: int) -> CheckpointLineage:
+    def trace_checkpoint(self, directory: RunDirectory, which: str, depth: int) -> CheckpointLineage:
         self.seen.add(directory.path.resolve())
         update, told_by, snapshots = read_snapshots(directory, which)
         drawn = []
@@ -310,15 +309,8 @@ class _Walk:
             except AmagoError as error:
                 if depth == 0:
                     raise
-                drawn.append(
-                    LakeLineage(
-                        lake=snapshot["name"],
-                        id=snapshot["id"],
-                        schema=snapshot["schema"],
-                        segments=len(snapshot["segments"]),
-                        note=str(error),
-                    )
-                )
+                about = {"lake": snapshot["name"], "id": snapshot["id"], "schema": snapshot["schema"]}
+                drawn.append(LakeLineage(**about, segments=len(snapshot["segments"]), note=str(error)))
                 continue
             drawn.append(self._trace_lake(lake, snapshot, directory, depth))
         return CheckpointLineage(
@@ -331,11 +323,11 @@ class _Walk:
         )
 
     def _trace_lake(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
-        follower, parts = _live(lake, snapshot, self.listener)
-        sources = _sources(lake, follower, parts)
-        known = dict(collectors.read_all(lake))
+        live, parts = self.replay(lake, snapshot)
+        sources = self._group_sources(lake, live, parts)
+        known = collectors.read_all(lake)
         names = dict.fromkeys(source.collector for source in sources)
-        present = {segment.id for segment in follower.segments}
+        present = {segment.id for segment in live.segments}
         return LakeLineage(
             lake=lake.name,
             id=lake.id,
@@ -347,12 +339,12 @@ class _Walk:
             steps=sum(source.steps for source in sources),
             sources=tuple(sources),
             collectors={name: known[name] for name in names if name in known},
-            moved={s.id: s.file for s in follower.segments if s.file != s.id},
-            gone=tuple(_explain_missing(lake, [id for id in snapshot["segments"] if id not in present])),
-            behaviour=tuple(self._behaviour(lake, sources, known, directory, depth)),
+            moved={s.id: s.file for s in live.segments if s.file != s.id},
+            gone=tuple(self._explain_missing(lake, [id for id in snapshot["segments"] if id not in present])),
+            behaviour=tuple(self._trace_policies(lake, sources, known, directory, depth)),
         )
 
-    def _behaviour(
+    def _trace_policies(
         self,
         lake: Lake,
         sources: Sequence[LineageSource],
@@ -368,7 +360,7 @@ class _Walk:
         for policy_id, acted in sorted(versions.items()):
             trained = sorted(version for version in acted if version >= 0)
             recorded = known.get(names[policy_id], {}).get("policies", {}).get(policy_id)
-            found = _run_of(policy_id, recorded, lake, directory)
+            found = collectors.find_run(policy_id, recorded, directory.path, lake.run)
             recorded_path = recorded["absolute"] if isinstance(recorded, Mapping) else None
             if found is None:
                 note = f"its run is no longer at '{recorded_path}'" if recorded_path else ""
@@ -382,7 +374,7 @@ class _Walk:
                 note = "not followed further"
             else:
                 try:
-                    origin = self.origin(found, str(max(trained, default=0)), depth + 1)
+                    origin = self.trace_checkpoint(found, str(max(trained, default=0)), depth + 1)
                 except AmagoError as error:
                     note = str(error)
             yield _BehaviourPolicy(
@@ -394,85 +386,70 @@ class _Walk:
                 origin=origin,
             )
 
+    def replay(self, lake: Lake, snapshot: Mapping[str, Any]) -> tuple[LiveTable, list[tuple[Segment, np.ndarray]]]:
+        """Return the live table of a snapshot, and its segments of the snapshot's schema with a mask of what could be
+        drawn.
+        """
+        table = LiveTable(lake, self.listener)
+        table.restore(snapshot["segments"])
+        where, chosen = snapshot["where"], None
+        if where:
+            chosen = select(lake, where, schema_id=snapshot["schema"], listener=self.listener).uids
+        dropped = set(snapshot["dropped"])
+        for id in sorted(dropped):
+            self.listener(Notice(text=f"segment '{id}' could not be read in training, so nothing was drawn from it"))
+        parts = []
+        for segment in table.segments:
+            if segment.schema_id == snapshot["schema"] and len(segment.uids) and segment.id not in dropped:
+                every = np.ones(len(segment.uids), dtype=bool)
+                parts.append((segment, every if chosen is None else positions(chosen, segment.uids) >= 0))
+        return table, parts
 
-def _live(
-    lake: Lake, snapshot: Mapping[str, Any], listener: Listener
-) -> tuple[LiveTable, list[tuple[Segment, np.ndarray]]]:
-    """Return the live table of a snapshot, and its segments of the snapshot's schema with a mask of what could be
-    drawn.
-    """
-    follower = LiveTable(lake, listener)
-    follower.restore(snapshot["segments"])
-    where = snapshot["where"]
-    chosen = None
-    if where:
-        chosen = select(lake, where, schema_id=snapshot["schema"], listener=listener).uids
-    dropped = set(snapshot["dropped"])
-    for id in sorted(dropped):
-        listener(Notice(text=f"segment '{id}' could not be read in training, so nothing was drawn from it"))
-    parts = []
-    for segment in follower.segments:
-        if segment.schema_id == snapshot["schema"] and len(segment.uids) and segment.id not in dropped:
-            every = np.ones(len(segment.uids), dtype=bool)
-            parts.append((segment, every if chosen is None else positions(chosen, segment.uids) >= 0))
-    return follower, parts
+    def _group_sources(
+        self, lake: Lake, live: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]
+    ) -> list[LineageSource]:
+        """Group the drawn trajectories by collector, policy version and relabelling, as read from the footers."""
+        counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
+        files: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        bases: dict[tuple[Any, ...], set[tuple[int, int]]] = defaultdict(set)
+        tables: dict[str, tuple[pa.Table, np.ndarray]] = {}
+        for segment, mask in parts:
+            if segment.file not in tables:
+                footer = read_footer(lake.storage, segment.file)
+                tables = {segment.file: (footer.trajectories, footer.uids())}  # neighbours are in the same file
+            table, uids = tables[segment.file]
+            rows = table.take(positions(uids, segment.uids[mask]))
+            for group in rows.group_by(list(_KEY)).aggregate([("length", "sum"), ("length", "count")]).to_pylist():
+                key = tuple(group[name] for name in _KEY)
+                counts[key][0] += group["length_count"]
+                counts[key][1] += group["length_sum"]
+                files[key].add(segment.file)
+                if segment.bases is not None:
+                    same = np.ones(rows.num_rows, dtype=bool)
+                    for name, value in zip(_KEY, key, strict=True):
+                        same &= pc.equal(rows[name], value).to_numpy(zero_copy_only=False)
+                    numbers, row0 = (part[mask][same] for part in segment.bases)
+                    bases[key].update(zip(numbers.tolist(), row0.tolist(), strict=True))
+        return [
+            LineageSource(
+                **dict(zip(_KEY, key, strict=True)),
+                trajectories=counts[key][0],
+                steps=counts[key][1],
+                segments=tuple(sorted(files[key])),
+                bases=len(bases[key]),
+                base_segments=tuple(sorted({live.segments[number].file for number, _ in bases[key]})),
+            )
+            for key in sorted(counts, key=lambda key: tuple((part is not None, part) for part in (*key[1:], key[0])))
+        ]
 
-
-def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[LineageSource]:
-    """Group the drawn trajectories by collector, policy version and relabelling, as read from the footers."""
-    counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
-    lying: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-    bases: dict[tuple[Any, ...], set[tuple[int, int]]] = defaultdict(set)
-    tables: dict[str, tuple[pa.Table, np.ndarray]] = {}
-    for segment, mask in parts:
-        if segment.file not in tables:
-            footer = read_footer(lake.storage, segment.file)
-            tables = {segment.file: (footer.trajectories, footer.uids())}  # neighbours are in the same file
-        table, uids = tables[segment.file]
-        rows = table.take(positions(uids, segment.uids[mask]))
-        for group in rows.group_by(list(_KEY)).aggregate([("length", "sum"), ("length", "count")]).to_pylist():
-            key = tuple(group[name] for name in _KEY)
-            counts[key][0] += group["length_count"]
-            counts[key][1] += group["length_sum"]
-            lying[key].add(segment.file)
-            if segment.bases is not None:
-                same = np.ones(rows.num_rows, dtype=bool)
-                for name, value in zip(_KEY, key, strict=True):
-                    same &= pc.equal(rows[name], value).to_numpy(zero_copy_only=False)
-                numbers, row0 = (part[mask][same] for part in segment.bases)
-                bases[key].update(zip(numbers.tolist(), row0.tolist(), strict=True))
-    return [
-        LineageSource(
-            **dict(zip(_KEY, key, strict=True)),
-            trajectories=counts[key][0],
-            steps=counts[key][1],
-            segments=tuple(sorted(lying[key])),
-            bases=len(bases[key]),
-            base_segments=tuple(sorted({follower.segments[number].file for number, _ in bases[key]})),
-        )
-        for key in sorted(counts, key=lambda key: tuple((part is not None, part) for part in (*key[1:], key[0])))
-    ]
-
-
-def _explain_missing(lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
-    """Yield what the log says of segments that cannot be read."""
-    log = read_log(lake.storage)
-    for id in ids:
-        removal, damage = log.removals.get(id), log.quarantined.get(id)
-        if damage is not None:
-            yield _MissingSegment(segment=id, reason=str(damage.get("reason", "quarantined")))
-        elif removal is not None and id not in log.moved:
-            yield _MissingSegment(segment=id, reason=f"expired: {removal.reason}", time=removal.time)
-        else:
-            yield _MissingSegment(segment=id, reason="no longer in the lake")
-
-
-def _run_of(policy_id: str, recorded: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:
-    """Return the run that a policy came from: where its collector says, or a known one of that name."""
-    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
-    for place in (*places, directory.path, lake.run):
-        if place is not None and RunDirectory(place).exists():
-            run = RunDirectory(place)
-            if run.identity == policy_id:
-                return run
-    return None
+    def _explain_missing(self, lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
+        """Yield what the log says of segments that cannot be read."""
+        log = read_log(lake.storage)
+        for id in ids:
+            removal, damage = log.removals.get(id), log.quarantined.get(id)
+            if damage is not None:
+                yield _MissingSegment(segment=id, reason=str(damage.get("reason", "quarantined")))
+            elif removal is not None and id not in log.moved:
+                yield _MissingSegment(segment=id, reason=f"expired: {removal.reason}", time=removal.time)
+            else:
+                yield _MissingSegment(segment=id, reason="no longer in the lake")

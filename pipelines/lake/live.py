@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
-from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
+from pipelines.lake.footer import Footer, hash_names, prefetch_footers, read_footer, uid_array
 from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, positions
@@ -154,7 +154,7 @@ class LiveTable:
         except BaseException:
             self._vanished |= vanished
             raise
-        return self._done()
+        return self._report_changes()
 
     def _update(self, vanished: set[str]) -> None:
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
@@ -170,8 +170,7 @@ class LiveTable:
         self._admit(new, patient=True)
         self._new.clear()
 
-    def _done(self) -> RefreshResult:
-        """Report what changed since the last call."""
+    def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -193,7 +192,7 @@ class LiveTable:
                 break
         self._uncover()
         self._admit_in_order(ids)
-        return self._done()
+        return self._report_changes()
 
     def _admit_in_order(self, ids: Iterable[str]) -> None:
         """Add segments in this order; those known are passed over."""
@@ -209,11 +208,11 @@ class LiveTable:
         """List the whole lake at the next refresh, even where a listing usually begins at what is new."""
         self._changes.look_back()
 
-    def findings(self) -> Findings:
+    def collect_findings(self) -> Findings:
         """Collect what was found since the last call."""
         new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
         (rewritten, vanished), self._findings = self._findings, ([], [])
-        return Findings(new, rewritten, vanished, self.log.news())
+        return Findings(new, rewritten, vanished, self.log.collect_news())
 
     def repeat(self, found: Findings) -> RefreshResult:
         """Apply what another process has found, without listing anything."""
@@ -225,7 +224,7 @@ class LiveTable:
         self._uncover()
         self._admit_in_order(found.segments)
         self._new.clear()
-        return self._done()
+        return self._report_changes()
 
     def _apply_log(self, touched: Collection[str]) -> None:
         """Apply what is new in the log, which concerns the segments `touched`."""
@@ -272,7 +271,7 @@ class LiveTable:
         for id, footer in self._rewritten.items():
             self._move(id, footer)
         for id in sorted(self._settling):
-            final = self.log.final(id)
+            final = self.log.find_final(id)
             if final != id and self.files.get(id) and not self.log.hides(final):
                 continue  # its footer cannot be read at the moment
             for number in self.files.get(id, ()):
@@ -288,12 +287,11 @@ class LiveTable:
         order = np.argsort(uids)
         for segment in (self.segments[number] for number in moved):
             place = positions(uids, segment.uids, order)
-            found = (place >= 0) & self.log.alive(id, segment.uids)
+            found = (place >= 0) & self.log.select_live(id, segment.uids)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self.files.setdefault(id, []).extend(moved)
 
     def _drop(self, ids: Sequence[str]) -> None:
-        """Drop the trajectories of files that are gone."""
         self._findings[1].extend(ids)
         for segment in (self.segments[number] for id in ids for number in self.files.get(id, ())):
             self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))
@@ -369,10 +367,12 @@ class LiveTable:
                 self._add(id, footer)
         self._waiting = {}
         for id, footer in sorted(overlays.items()):
-            table = self._part(id, footer)
-            alive = self.log.alive(self.file_of(id), uid_array(table["uid"]))
+            table = self._slice_part(id, footer)
+            alive = self.log.select_live(self.file_of(id), uid_array(table["uid"]))
             bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
-            missing = {base for base in bases if not self._numbers(base) and not self.log.hides(self.log.final(base))}
+            missing = {
+                base for base in bases if not self._find_numbers(base) and not self.log.hides(self.log.find_final(base))
+            }
             if missing and patient and id not in self._waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
@@ -383,12 +383,12 @@ class LiveTable:
     def _add(self, id: str, footer: Footer) -> None:
         """Add the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
         file = self.file_of(id)
-        table, number = self._part(id, footer), len(self.segments)
+        table, number = self._slice_part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        wanted = self.log.alive(file, uids)
+        wanted = self.log.select_live(file, uids)
         bases = None
         if footer.is_overlay:
-            bases = self.bases_of(table, anywhere=True)
+            bases = self.find_bases(table, anywhere=True)
             wanted &= bases[0] >= 0
         keep = choose_live(uids, wanted, self._seen)
         segment = Segment(
@@ -403,9 +403,9 @@ class LiveTable:
             length=table["length"].to_numpy().astype(np.uint32),
             first_step=table["first_step"].to_numpy().astype(np.uint32),
             bases=bases,
-            episode=episode_numbers(table),
+            episode=hash_names(table["episode"]),
         )
-        copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._numbers(id)]
+        copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._find_numbers(id)]
         if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
             self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
         # A mask copies, which frees the footer's own buffers.
@@ -414,11 +414,11 @@ class LiveTable:
         for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
             self._derived.setdefault(base, set()).add(number)
 
-    def _part(self, id: str, footer: Footer) -> pa.Table:
+    def _slice_part(self, id: str, footer: Footer) -> pa.Table:
         """Select the trajectories of segment `id` from the file that has them now."""
         return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
 
-    def bases_of(self, table: pa.Table, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def find_bases(self, table: pa.Table, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Find the number of the base's segment (-1 if it is not live) and its first row for each overlay row.
 
         The base is looked for in the segment that the overlay names; with `anywhere`, a copy in another one will do.
@@ -435,7 +435,7 @@ class LiveTable:
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
 
         for id in dict.fromkeys(ids):
-            look_in(self._numbers(id), np.flatnonzero(ids == id))
+            look_in(self._find_numbers(id), np.flatnonzero(ids == id))
         lost = np.flatnonzero(base < 0)
         if anywhere and (live := self._seen.contains(uids[lost])).any():
             look_in((segment.number for segment in self.segments if not segment.is_overlay), lost[live])
@@ -450,7 +450,7 @@ class LiveTable:
         """Return the id of the segment whose file holds the trajectories of segment `id` now."""
         return self._where.get(id, id)
 
-    def _numbers(self, id: str) -> list[int]:
+    def _find_numbers(self, id: str) -> list[int]:
         """Return the numbers of the segments that have the trajectories of `id`, in whatever file."""
         return self.files.get(self.file_of(id), [])
 

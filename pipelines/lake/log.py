@@ -149,10 +149,14 @@ class LakeLog:
         StageFailed if the storage fails; the next refresh resumes there.
         """
         try:
-            if names is None and not self._has_moved():
-                if not (self.problems or self._touched):
+            if names is None:
+                stamp, settled = read_stamp(self.storage, LOG)
+                if stamp is None or self._stamp != stamp:
+                    self._stamp = stamp if settled else None
+                elif not (self.problems or self._touched):
                     return set()
-                names = self.names
+                else:  # no file has appeared since the log was last listed
+                    names = self.names
             before: Sequence[str] | None = None
             for _ in range(_ATTEMPTS):
                 listed = list_files(self.storage) if names is None else sorted(filter(_NAME.fullmatch, names))
@@ -169,7 +173,7 @@ class LakeLog:
         touched, self._touched = self._touched, set()
         return touched
 
-    def news(self) -> LogNews:
+    def collect_news(self) -> LogNews:
         """Return what refreshes have read since the last call, for other processes to take."""
         new, self._shared = self._entries[self._shared :], len(self._entries)
         return LogNews(self.names, self._restarted, new, self.problems)
@@ -200,7 +204,7 @@ class LakeLog:
             if name in self._read or name < self._restarted:
                 continue
             try:
-                content = read_file(self.storage, name)
+                content = self._read_file(name)
             except FileNotFoundError:
                 return False
             except IntegrityError as error:
@@ -223,7 +227,6 @@ class LakeLog:
         return [number for number in range(int(self._restarted[:12] or 1), self.last + 1) if number not in here]
 
     def _report(self) -> None:
-        """Note and report files that are damaged or missing."""
         found = [text for name, text in self._damaged.items() if name > self._restarted]
         found += [
             f"entry {number} of the log of '{self.storage.url()}' is missing" for number in self._list_missing()[:3]
@@ -305,13 +308,13 @@ class LakeLog:
         """Return False for a segment that a maintainer of this lake rewrote, but did not enter in the log."""
         return self._own not in id or id in self.added or bool(self.problems)
 
-    def final(self, id: str) -> str:
+    def find_final(self, id: str) -> str:
         """Return the id of the last segment that `id` was rewritten into, directly or indirectly; or itself."""
         while id in self.moved:
             id = self.moved[id]
         return id
 
-    def alive(self, id: str, uids: np.ndarray) -> np.ndarray:
+    def select_live(self, id: str, uids: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which of the `uids` ("S16") of a segment count."""
         return np.zeros(len(uids), dtype=bool) if self.hides(id) else self.select_unexpired(id, uids)
 
@@ -341,7 +344,7 @@ class LakeLog:
         """
         kept, forgotten, forgot, now = [], False, self.forgot_at, time.time()
         for _, entry, _ in self._entries:
-            moved = {old: self.final(new) for old, new in entry.moved.items() if old in ids}
+            moved = {old: self.find_final(new) for old, new in entry.moved.items() if old in ids}
             segments = [id for id in entry.segments if id in ids]
             dying = ((each, uids) for id, uids in entry.trajectories.items() for each in self._origins(id))
             trajectories = {each: uids for each, uids in dying if each in ids}
@@ -375,32 +378,23 @@ class LakeLog:
             self.storage.remove(*(f"{LOG}/{name}" for name in old))
         return True
 
-    def _has_moved(self) -> bool:
-        """Return whether a file may have appeared since the log was last listed."""
-        stamp, settled = read_stamp(self.storage, LOG)
-        if stamp is not None and self._stamp == stamp:
-            return False
-        self._stamp = stamp if settled else None
-        return True
-
-
-def read_file(storage: Storage, name: str) -> _LogFile:
-    """Read a file of the log. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
-    storage fails.
-    """
-    key = f"{LOG}/{name}"
-    try:
-        data = json.loads(storage.read(key))
-        found = _LogFile.model_validate(data)
-        if found.crc != _checksum(data["entries"]):
-            raise ValueError("its checksum is wrong")
-        return found
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise storage_error(error, f"read '{storage.url(key)}'") from error
-    except MALFORMED as error:
-        raise IntegrityError(f"log entry '{storage.url(key)}' is damaged") from error
+    def _read_file(self, name: str) -> _LogFile:
+        """Read a file of the log. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
+        storage fails.
+        """
+        key = f"{LOG}/{name}"
+        try:
+            data = json.loads(self.storage.read(key))
+            found = _LogFile.model_validate(data)
+            if found.crc != _compute_crc(data["entries"]):
+                raise ValueError("its checksum is wrong")
+            return found
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, f"read '{self.storage.url(key)}'") from error
+        except MALFORMED as error:
+            raise IntegrityError(f"log entry '{self.storage.url(key)}' is damaged") from error
 
 
 def read_log(storage: Storage, *, listener: Listener = silent) -> LakeLog:
@@ -416,7 +410,7 @@ def list_files(storage: Storage) -> list[str]:
         return sorted(filter(_NAME.fullmatch, storage.names(LOG)))
 
 
-def last_number(storage: Storage) -> int:
+def find_last_number(storage: Storage) -> int:
     """Find the number of the newest file of the log, 0 if there is none."""
     return max((int(name[:12]) for name in list_files(storage)), default=0)
 
@@ -425,18 +419,18 @@ def append(storage: Storage, entry: LogEntry, *, after: int | None = None) -> No
     """Append an entry to the log, under the maintenance lease. `after`: number of the newest file that the decision
     rests on (None: now). StageFailed if another process has appended one since: its lease was taken over.
     """
-    _create(storage, last_number(storage) if after is None else after, [entry], restart=False)
+    _create(storage, find_last_number(storage) if after is None else after, [entry], restart=False)
 
 
 def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restart: bool) -> None:
     """Create the file that follows number `after`, unless there is one."""
     plain = [entry.model_dump(exclude_defaults=True) for entry in entries]
-    data = {"restart": restart, "crc": _checksum(plain), "entries": plain}
+    data = {"restart": restart, "crc": _compute_crc(plain), "entries": plain}
     key, content = f"{LOG}/{after + 1:012d}.json", (json.dumps(data) + "\n").encode()
     with explained(f"write '{storage.url(LOG)}'"):
         try:
             # The number itself may be free again, once the log was restarted.
-            if last_number(storage) != after:
+            if find_last_number(storage) != after:
                 raise FileExistsError
             storage.create(key, content)
         except FileExistsError as error:
@@ -447,16 +441,11 @@ def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restar
                 ) from error
 
 
-def _checksum(entries: Any) -> str:
+def _compute_crc(entries: Any) -> str:
     return f"{zlib.crc32(json.dumps(entries, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def count_expired_steps(storage: Storage) -> Counter[str]:
-    """Return how many steps of each collector's own experience have expired so far."""
-    return read_log(storage).steps
-
-
-def protections(storage: Storage) -> list[Protection]:
+def list_protections(storage: Storage) -> list[Protection]:
     """Return every protection, the oldest first. IntegrityError if the log cannot be read: nothing may expire then."""
     log = read_log(storage)
     log.require_whole()
@@ -499,7 +488,7 @@ def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> P
         raise UsageError(f"a snapshot cannot be protected as '{name}'", hint="choose another name")
     protection = Protection(name=name, time=time.time(), segments=ids)
     with lease(lake):
-        protections(lake.storage)  # refuses a damaged log
+        list_protections(lake.storage)  # refuses a damaged log
         said = {"time": protection.time, "segments": list(ids)}
         append(lake.storage, LogEntry(time=protection.time, reason="protected", protect={name: said}))
     return protection
@@ -508,7 +497,7 @@ def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> P
 def unprotect(lake: Lake, name: str = WHOLE) -> None:
     """Remove a protection. InputMissing if there is none of that name."""
     with lease(lake):
-        known = [protection.name for protection in protections(lake.storage)]
+        known = [protection.name for protection in list_protections(lake.storage)]
         if name not in known:
             raise InputMissing(
                 f"lake '{lake.name}' has no protection '{name}'",

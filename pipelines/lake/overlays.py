@@ -32,7 +32,7 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.segment import StagedFiles, as_stored, checksum
+from pipelines.lake.segment import StagedFiles, checksum
 from pipelines.lake.wal import Log
 from pipelines.lake.writer import LOG_FORMAT
 
@@ -206,7 +206,7 @@ class OverlayWriter:
         """
         if not len(batch):
             return
-        values = {c.name: as_stored(c, batch.columns[c.name]) for c in self.columns}
+        values = {c.name: c.as_stored(batch.columns[c.name]) for c in self.columns}
         for column in self.columns:
             if values[column.name].shape != (int(batch.rows.sum()), *column.shape):
                 raise ValueError(f"column '{column.name}' has the shape {values[column.name].shape}")
@@ -224,15 +224,9 @@ class OverlayWriter:
                 self._publish()
 
     def _describe(
-        self,
-        base: str,
-        table: pa.Table,
-        batch: OverlayBatch,
-        values: Mapping[str, np.ndarray],
-        uids: np.ndarray,
+        self, base: str, table: pa.Table, batch: OverlayBatch, values: Mapping[str, np.ndarray], uids: np.ndarray,
         method: str,
-    ) -> pa.Table:
-        """Build the footer's rows of derived trajectories."""
+    ) -> pa.Table:  # fmt: skip
         first, last, count = batch.first, batch.first + batch.rows - 1, len(batch)
         rows = table.take(pa.array(batch.place))
         whole = not batch.offset.any() and np.array_equal(batch.rows - 1, rows["length"].to_numpy())
@@ -247,7 +241,7 @@ class OverlayWriter:
             "base_segment": [base] * count,
             "base_offset": batch.offset,
             "relabel_method": [method] * count,
-            "crc": self._checksums(first, batch.rows, values),
+            "crc": self._compute_crcs(first, batch.rows, values),
             "t_commit": pa.nulls(count, pa.float64()),
         }
         # A version that begins later than its base begins at time 0.
@@ -283,7 +277,7 @@ class OverlayWriter:
         ]
         return pa.table(arrays, schema=TRAJECTORIES)
 
-    def _checksums(self, first: np.ndarray, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _compute_crcs(self, first: np.ndarray, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return (n,) uint32: the CRC32 of each trajectory over its columns in order."""
         views = [(array.reshape(-1).view(np.uint8).data, array.nbytes // len(array)) for array in values.values()]
         found, crc32 = [], zlib.crc32
@@ -315,22 +309,21 @@ class OverlayWriter:
                 path = storage.local / "wal" / f"{self._writer}-{0:08d}.wal"
                 self._log = Log.create(path, about, tmp=storage.local / "tmp")
             staged = segments.stage_files(
-                storage.local / "tmp", self._writer, self.columns, values, lambda: footers.metadata(header, table)
+                storage.local / "tmp", self._writer, self.columns, values, lambda: footers.encode(header, table)
             )
         self._staged.append(staged)
         self._staged_bytes += self._collected
         self._tables, self._values, self._collected, self._rows = [], [], 0, 0
 
     def _publish(self) -> None:
-        """Publish the staged files."""
         while self._staged:
             with explained(f"write a segment into '{self._storage.url()}'"):
-                id = segments.new_segment(self._folders, self._writer, self._sequence, overlay=True)
+                id = self._folders.name_segment(self._writer, self._sequence, overlay=True)
                 self._sequence += 1
                 assert self._log is not None
                 self._log.mark(id)
                 try:
-                    segments.publish(self._storage, self._staged[0], id)
+                    self._staged[0].publish(self._storage, id)
                 except BaseException:
                     with contextlib.suppress(OSError):
                         segments.drop_orphan(self._storage, id)

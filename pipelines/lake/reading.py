@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
-from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
+from pipelines.lake.footer import extract_info, hex_uids, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.schema import TRUNCATED
-from pipelines.lake.segment import OpenSegments, SegmentFile, require_sound
+from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.trajectory import Trajectory
-from pipelines.lake.uids import place_of, positions
+from pipelines.lake.uids import find_place, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -89,7 +89,7 @@ class Reader:
     def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
         self.live = LiveTable(lake, listener)
-        self._files = OpenSegments(lake, check=require_sound if verify else None)
+        self._files = OpenSegments(lake, check=SegmentFile.require_sound if verify else None)
         self._rows: dict[str, dict[str, int]] = {}  # of open files: uid -> row of the footer's table
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
@@ -104,16 +104,16 @@ class Reader:
         self.refresh()
         return [uid for segment in self.live.segments for uid in hex_uids(segment.uids)]
 
-    def originals(self) -> list[Segment]:
+    def list_originals(self) -> list[Segment]:
         """List the segments whose trajectories do not derive from others."""
         return [segment for segment in self.live.segments if not segment.is_overlay]
 
-    def derived(self) -> np.ndarray:
+    def list_derived(self) -> np.ndarray:
         """Collect the uids (n,) "S16" of derived trajectories, sorted."""
         overlays = [segment.uids for segment in self.live.segments if segment.is_overlay]
         return np.sort(np.concatenate([np.zeros(0, "S16"), *overlays]))
 
-    def lives(self, uid: str) -> bool:
+    def is_live(self, uid: str) -> bool:
         """Refresh, and return whether a trajectory is live."""
         self.refresh()
         return self._find(uid) is not None
@@ -137,7 +137,7 @@ class Reader:
             order = np.argsort(uids)
             self._known = uids[order], order, first
         uids, order, first = self._known
-        place = place_of(uids, uid)
+        place = find_place(uids, uid)
         if place is None:
             return None
         number = int(np.searchsorted(first, order[place], side="right")) - 1
@@ -154,13 +154,18 @@ class Reader:
 
     def read(self, uid: str) -> Trajectory:
         """Read a copy of a trajectory. IntegrityError if its segment is damaged."""
-        return self._again(lambda: self._read(uid))
+
+        def read_whole() -> Trajectory:
+            names = [column.name for column in self.lake.schema(self.locate(uid)[0].schema_id).columns]
+            return Trajectory(columns=self._columns(uid, names), info=extract_info(self.row(uid)), uid=uid)
+
+        return self._retry(read_whole)
 
     def read_columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Read copies of some columns of a trajectory. Errors as of `read`."""
-        return self._again(lambda: self._columns(uid, names))
+        return self._retry(lambda: self._columns(uid, names))
 
-    def _again(self, read: Callable[[], _T]) -> _T:
+    def _retry(self, read: Callable[[], _T]) -> _T:
         """Return what `read` does, a second time if a file was rewritten and swept since the last refresh."""
         try:
             return read()
@@ -168,11 +173,6 @@ class Reader:
             self.live.look_back()
             self.refresh()
             return read()
-
-    def _read(self, uid: str) -> Trajectory:
-        segment, _ = self.locate(uid)
-        names = [column.name for column in self.lake.schema(segment.schema_id).columns]
-        return Trajectory(columns=self._columns(uid, names), info=info_of(self.row(uid)), uid=uid)
 
     def _columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         segment, place = self.locate(uid)
@@ -187,7 +187,7 @@ class Reader:
             columns[name] = file.read_rows(name, row, row + rows)
         return columns
 
-    def portion(self, number: int, uids: np.ndarray) -> _Portion | None:
+    def read_portion(self, number: int, uids: np.ndarray) -> _Portion | None:
         """Return those of `uids` that are live in segment `number`, in file order; None if none is."""
         for _ in range(_ATTEMPTS):
             segment = self.live.segments[number]
@@ -244,7 +244,7 @@ def read_pieces(reader: Reader, uids: Sequence[str]) -> Trajectory:
     pieces = [reader.read(uid) for uid in uids]
     if len(pieces) == 1:
         return pieces[0]
-    info = info_of(join_rows([reader.row(uid) for uid in uids]))
+    info = extract_info(join_rows([reader.row(uid) for uid in uids]))
     return Trajectory(join_pieces([piece.columns for piece in pieces]), info, uid=uids[0])
 
 

@@ -43,8 +43,19 @@ class Column:
         return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
 
     @property
+    def stored_dtype(self) -> np.dtype:
+        """The dtype on disk. Booleans take a byte each: Arrow packs its own into bits, which cannot be mapped."""
+        dtype = np.dtype(self.dtype)
+        return np.dtype("uint8") if dtype == np.bool_ else dtype
+
+    @property
     def is_blob(self) -> bool:
         return self.ragged or self.step_bytes >= _BLOB_BYTES
+
+    def as_stored(self, values: np.ndarray) -> np.ndarray:
+        """Convert `values` to a C-contiguous array of the dtype on disk."""
+        dtype = self.stored_dtype
+        return np.ascontiguousarray(values.view(dtype) if values.dtype == np.bool_ else values, dtype=dtype)
 
 
 def digest(data: Any) -> str:

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,7 +27,7 @@ import pyarrow as pa
 from pipelines.errors import IntegrityError
 from pipelines.files import atomic
 from pipelines.lake import footer
-from pipelines.lake.arrow import UNREADABLE, arrow_schema, map_file, storage_dtype, to_arrow, to_numpy
+from pipelines.lake.arrow import UNREADABLE, arrow_schema, map_file, to_arrow, to_numpy
 from pipelines.lake.folders import FolderChooser, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
@@ -42,26 +40,6 @@ _FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
 BATCH_ROWS, _LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
 LEVEL = 3
 _ROWS_KEY = b"batch_rows"  # in the file's metadata
-
-
-def blob_path(main: Path) -> Path:
-    """Return the path of the blob file beside a segment's main file."""
-    return main.with_name(main.name.removesuffix(".arrow") + ".blob.arrow")
-
-
-def write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> None:
-    """Write `columns` of `values` (rows, *shape)."""
-    schema, options = (
-        arrow_schema(columns),
-        pa.ipc.IpcWriteOptions(compression=pa.Codec("lz4", compression_level=LEVEL)),
-    )
-    rows = len(values[columns[0].name])
-    step_bytes = sum(c.step_bytes for c in columns)
-    step = max(1, min(max(BATCH_ROWS, _LEAST_BYTES // step_bytes), MOST_BYTES // step_bytes))
-    with pa.ipc.new_file(file, schema, options=options, metadata={_ROWS_KEY: str(step)}) as writer:
-        for start in range(0, rows, step):
-            arrays = [to_arrow(c, values[c.name][start : start + step]) for c in columns]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 @dataclass
@@ -97,12 +75,12 @@ class BlobFile:
         self._cache = cache if cache is not None else BlobCache()
         try:
             file = pa.py_buffer(map_file(path, scattered=scattered))
-            reader = _reader(file)
+            reader = self._open_reader(file)
             self.batch_rows = int((reader.metadata or {})[_ROWS_KEY])
             same = reader.schema.equals(arrow_schema(columns))
             if not same or reader.num_record_batches != -(-rows // self.batch_rows):
                 raise ValueError("it belongs to another segment")
-            self._columns = {c.name: (c, _reader(file, i)) for i, c in enumerate(columns)}
+            self._columns = {c.name: (c, self._open_reader(file, i)) for i, c in enumerate(columns)}
         except (*UNREADABLE, ZeroDivisionError) as error:
             raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
 
@@ -125,11 +103,25 @@ class BlobFile:
         except UNREADABLE as error:
             raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
 
+    @staticmethod
+    def write(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> None:
+        """Write `columns` of `values` (rows, *shape) as the content of a blob file."""
+        schema = arrow_schema(columns)
+        options = pa.ipc.IpcWriteOptions(compression=pa.Codec("lz4", compression_level=LEVEL))
+        rows = len(values[columns[0].name])
+        step_bytes = sum(c.step_bytes for c in columns)
+        step = max(1, min(max(BATCH_ROWS, _LEAST_BYTES // step_bytes), MOST_BYTES // step_bytes))
+        with pa.ipc.new_file(file, schema, options=options, metadata={_ROWS_KEY: str(step)}) as writer:
+            for start in range(0, rows, step):
+                arrays = [to_arrow(c, values[c.name][start : start + step]) for c in columns]
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-def _reader(file: pa.Buffer, column: int | None = None) -> pa.ipc.RecordBatchFileReader:
-    """Open a reader of one column or of all, single-threaded: handing a batch to a pool costs more than decoding it."""
-    wanted = None if column is None else [column]
-    return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted))
+    @staticmethod
+    def _open_reader(file: pa.Buffer, column: int | None = None) -> pa.ipc.RecordBatchFileReader:
+        """Open a reader of one column or of all."""
+        wanted = None if column is None else [column]
+        # One thread: handing a batch to a pool costs more than decoding it.
+        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted))
 
 
 @dataclass
@@ -160,76 +152,68 @@ class StagedFiles:
             if path is not None:
                 path.unlink(missing_ok=True)
 
+    def publish(self, storage: Storage, id: str) -> None:
+        """Publish the files as segment `id`, the blob first: a segment that is listed is complete."""
+        if self.blob is not None:
+            storage.publish(self.blob, blob_key(id))
+        storage.publish(self.main, segment_key(id))
 
-def new_segment(folders: FolderChooser, writer: str, sequence: int, *, overlay: bool) -> str:
-    """Return the id of a segment published now. The writer's name and sequence number make it unique, whatever the
-    clock.
-    """
-    now = time.time_ns() // 1000
-    folder = folders.choose(time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000)))
-    return f"{folder}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
+    def publish_new(self, storage: Storage, folders: FolderChooser, writer: str, *, overlay: bool) -> str:
+        """Publish the files as the only segment of `writer`; return its id. After an error nothing of them is left."""
+        id = ""
+        try:
+            id = folders.name_segment(writer, 0, overlay=overlay)
+            self.publish(storage, id)
+        except BaseException:
+            self.discard()
+            if id:
+                drop_orphan(storage, id)
+            raise
+        return id
 
 
 def stage(
-    tmp: Path,
-    writer: str,
-    schema_id: str,
-    columns: Sequence[Column],
-    items: Sequence[UnsealedBatch],
-    *,
-    sequence: int,
-    overlay: bool,
-) -> StagedFiles:
+    tmp: Path, writer: str, schema_id: str, columns: Sequence[Column], items: Sequence[UnsealedBatch],
+    *, sequence: int, overlay: bool,
+) -> StagedFiles:  # fmt: skip
     """Write the files of a writer's segment number `sequence` into `tmp`. An OSError leaves nothing behind."""
-    names = [c.name for c in columns]
-    said = _build_table(items)
-    ends, uids = np.cumsum(np.asarray(said["length"]) + 1), b"".join(chain.from_iterable(item.uids for item in items))
-    said["uid"] = pa.Array.from_buffers(pa.binary(16), len(ends), [None, pa.py_buffer(uids)])
-    said["row0"] = np.append(0, ends[:-1])
-    values = {name: np.concatenate([item.columns[name] for item in items]) for name in names}
+    encoders: dict[str, Callable[[Any], Any]] = {
+        "base_uid": lambda base: bytes.fromhex(base) if base else None,
+        "tags": lambda tags: [(key, value) for key, value in tags] if tags else tags,
+    }
+    fields: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
+    item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
+    own = {name for item in items for name in item.each}
+    for name, kind in zip(footer.TRAJECTORIES.names, footer.TRAJECTORIES.types, strict=True):
+        if name not in own:  # shared by the trajectories of each item: converted once an item
+            shared: Iterable[Any] = [item.row.get(name) for item in items]
+            fields[name] = pa.array(map(encoders[name], shared) if name in encoders else shared, kind).take(item_of)
+            continue
+        parts = [item.column(name) for item in items]
+        if all(isinstance(part, np.ndarray) for part in parts):
+            fields[name] = np.concatenate(parts)
+        else:
+            joined = itertools.chain.from_iterable(parts)
+            fields[name] = list(map(encoders[name], joined) if name in encoders else joined)
+    ends = np.cumsum(np.asarray(fields["length"]) + 1)
+    uids = b"".join(itertools.chain.from_iterable(item.uids for item in items))
+    fields["uid"] = pa.Array.from_buffers(pa.binary(16), len(ends), [None, pa.py_buffer(uids)])
+    fields["row0"] = np.append(0, ends[:-1])
+    values = {c.name: np.concatenate([item.columns[c.name] for item in items]) for c in columns}
     header = footer.make_header(
         overlay=overlay,
         schema_id=schema_id,
         writer=writer,
         sequence=sequence,
         rows=int(ends[-1]),
-        columns={name: checksum(values[name]) for name in names},
+        columns={name: checksum(array) for name, array in values.items()},
     )
-    return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
-
-
-def _build_table(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
-    """Build the footer's table by columns; what the trajectories of an item share is converted once."""
-    said: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
-    item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
-    own = {name for item in items for name in item.each}
-    for name, kind in zip(footer.TRAJECTORIES.names, footer.TRAJECTORIES.types, strict=True):
-        if name not in own:
-            said[name] = pa.array(_plain(name, [item.row.get(name) for item in items]), kind).take(item_of)
-            continue
-        columns = [item.column(name) for item in items]
-        if all(isinstance(column, np.ndarray) for column in columns):
-            said[name] = np.concatenate(columns)
-        else:
-            said[name] = _plain(name, list(chain.from_iterable(columns)))
-    return said
-
-
-def _plain(name: str, values: list[Any]) -> list[Any]:
-    """Convert values of a field to the form that Arrow accepts."""
-    if name == "base_uid":
-        return [bytes.fromhex(base) if base else None for base in values]
-    if name == "tags":
-        return [[(key, value) for key, value in tags] if tags else tags for tags in values]
-    return values
+    table = pa.Table.from_pydict(fields, schema=footer.TRAJECTORIES)
+    return stage_files(tmp, writer, columns, values, lambda: footer.encode(header, table))
 
 
 def stage_files(
-    tmp: Path,
-    writer: str,
-    columns: Sequence[Column],
-    values: Mapping[str, Any],
-    metadata: Callable[[], dict[str, str]],
+    tmp: Path, writer: str, columns: Sequence[Column], values: Mapping[str, Any], metadata: Callable[[], dict[str, str]]
 ) -> StagedFiles:
     """Write `values` (rows, *shape) of every column in storage form; an OSError leaves nothing behind.
 
@@ -238,7 +222,7 @@ def stage_files(
     """
     plain = [c for c in columns if not c.is_blob]
     wide = [c for c in columns if c.is_blob]
-    blob = atomic.stage(tmp, writer, lambda file: write_blob(file, wide, values)) if wide else None
+    blob = atomic.stage(tmp, writer, lambda file: BlobFile.write(file, wide, values)) if wide else None
     try:
         batch = pa.record_batch([to_arrow(c, values[c.name]) for c in plain], schema=arrow_schema(plain))
 
@@ -252,27 +236,6 @@ def stage_files(
             blob.unlink(missing_ok=True)
         raise
     return StagedFiles(main, blob)
-
-
-def publish(storage: Storage, staged: StagedFiles, id: str) -> None:
-    """Publish the files, the blob first, so that a listed segment is complete."""
-    if staged.blob is not None:
-        storage.publish(staged.blob, blob_key(id))
-    storage.publish(staged.main, segment_key(id))
-
-
-def publish_new(storage: Storage, folders: FolderChooser, staged: StagedFiles, writer: str, *, overlay: bool) -> str:
-    """Publish the files as the only segment of `writer`; return its id. After an error nothing of them is left."""
-    id = ""
-    try:
-        id = new_segment(folders, writer, 0, overlay=overlay)
-        publish(storage, staged, id)
-    except BaseException:
-        staged.discard()
-        if id:
-            drop_orphan(storage, id)
-        raise
-    return id
 
 
 def drop_orphan(storage: Storage, id: str) -> None:
@@ -351,7 +314,7 @@ class SegmentFile:
             raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
         if blobs:
             try:
-                beside = blob_path(path) if wide is None else wide()
+                beside = path.with_suffix(".blob.arrow") if wide is None else wide()
             except FileNotFoundError as error:
                 raise IntegrityError(f"segment '{path}' is damaged: its wide columns are gone") from error
             self._blob = BlobFile(beside, blobs, self.rows, scattered=scattered, cache=cache)
@@ -375,6 +338,66 @@ class SegmentFile:
         out = np.empty((stop - start, *column.shape), dtype=column.dtype)
         self.copy_rows(name, start, stop, out)
         return out
+
+    def require_cover(self) -> None:
+        """Raise IntegrityError unless the trajectories of the footer are contiguous and fill the file."""
+        table = self.footer.trajectories
+        rows = table["length"].to_numpy() + 1
+        if rows.sum() != self.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
+            raise IntegrityError(f"segment '{self.path}' is damaged: its trajectories do not cover its rows")
+
+    def require_sound(self) -> None:
+        """Raise IntegrityError unless every column has the footer's checksum. Reads the whole segment."""
+        if wrong := self.list_damaged_columns():
+            raise IntegrityError(
+                f"segment '{self.path}' is damaged: wrong checksum in {', '.join(wrong)}",
+                hint="amago lake verify LAKE --repair sets the damage aside",
+            )
+
+    def list_damaged_columns(self) -> list[str]:
+        """Return the columns whose checksum differs from the footer's, or that cannot be read."""
+        expected = self.footer.header["columns"]
+        return [name for name in expected if self.compute_checksum(name) != expected[name]]
+
+    def compute_checksum(self, name: str) -> int | None:
+        """Compute the CRC of a column; None if it cannot be read."""
+        return self._compute_crc([name], 0, self.rows)
+
+    def check_trajectories(self, keep: np.ndarray | None = None) -> np.ndarray:
+        """Return (n,) bool: which trajectories have the bytes with which they were written, among those of the mask
+        `keep` (None: all).
+        """
+        table = self.footer.trajectories
+        found = np.ones(table.num_rows, dtype=bool) if keep is None else keep.copy()
+        row0, rows, crcs = (table[name].to_pylist() for name in ("row0", "length", "crc"))
+        for i in np.flatnonzero(found).tolist():
+            found[i] = self._compute_crc(self.footer.columns, row0[i], row0[i] + rows[i] + 1) == crcs[i]
+        return found
+
+    def _compute_crc(self, names: Iterable[str], start: int, stop: int) -> int | None:
+        """Return the CRC of rows [start, stop) over columns in order; None if they cannot be read. Wide columns are
+        decoded a batch at a time.
+        """
+        crc = 0
+        try:
+            for name in names:
+                if name in self._plain_bytes:
+                    data, size = self._plain_bytes[name]
+                    crc = zlib.crc32(data[start * size : stop * size], crc)
+                    continue
+                column = next(c for c in self.schema_columns if c.name == name)
+                edges = [start, *range(start - start % self.batch_rows + self.batch_rows, stop, self.batch_rows), stop]
+                for a, b in itertools.pairwise(edges):
+                    crc = checksum(column.as_stored(self.read_rows(name, a, b)), crc)
+        except IntegrityError:
+            return None
+        return crc
+
+    @functools.cached_property
+    def _plain_bytes(self) -> dict[str, tuple[memoryview, int]]:
+        """The bytes of each plain column, and the size of a row."""
+        sizes = {column.name: column.step_bytes for column in self.schema_columns}
+        return {name: (values.reshape(-1).view(np.uint8).data, sizes[name]) for name, values in self.columns.items()}
 
 
 class OpenSegments(OrderedDict[str, SegmentFile]):
@@ -419,78 +442,3 @@ def stored_bytes(storage: Storage, id: str) -> int:
         except FileNotFoundError:
             sizes.append(0)
     return sum(sizes)
-
-
-def as_stored(column: Column, values: np.ndarray) -> np.ndarray:
-    """Convert `values` to a C-contiguous array of the column's storage dtype."""
-    dtype = storage_dtype(column)
-    return np.ascontiguousarray(values.view(dtype) if values.dtype == np.bool_ else values, dtype=dtype)
-
-
-def require_cover(file: SegmentFile) -> None:
-    """Raise IntegrityError unless the trajectories of the footer are contiguous and fill the file."""
-    table = file.footer.trajectories
-    rows = table["length"].to_numpy() + 1
-    if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
-        raise IntegrityError(f"segment '{file.path}' is damaged: its trajectories do not cover its rows")
-
-
-def wrong_columns(file: SegmentFile) -> list[str]:
-    """Return the columns whose checksum differs from the footer's, or that cannot be read."""
-    expected = file.footer.header["columns"]
-    return [name for name in expected if column_checksum(file, name) != expected[name]]
-
-
-def require_sound(file: SegmentFile) -> None:
-    """Raise IntegrityError unless every column has the footer's checksum. Reads the whole segment."""
-    wrong = wrong_columns(file)
-    if wrong:
-        raise IntegrityError(
-            f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}",
-            hint="amago lake verify LAKE --repair sets the damage aside",
-        )
-
-
-def column_checksum(file: SegmentFile, name: str) -> int | None:
-    """Compute the CRC of a column; None if it cannot be read."""
-    return _checksum(file, [name], _plain_bytes(file), 0, file.rows)
-
-
-def check_trajectories(file: SegmentFile, keep: np.ndarray | None = None) -> np.ndarray:
-    """Return (n,) bool: which trajectories have the bytes with which they were written, among those of the mask `keep`
-    (None: all).
-    """
-    table, names, plain = file.footer.trajectories, file.footer.columns, _plain_bytes(file)
-    found = np.ones(table.num_rows, dtype=bool) if keep is None else keep.copy()
-    row0, rows, crcs = (table[name].to_pylist() for name in ("row0", "length", "crc"))
-    for i in np.flatnonzero(found).tolist():
-        found[i] = _checksum(file, names, plain, row0[i], row0[i] + rows[i] + 1) == crcs[i]
-    return found
-
-
-def _plain_bytes(file: SegmentFile) -> dict[str, tuple[memoryview, int]]:
-    """View the bytes of each plain column, with the size of a row."""
-    sizes = {column.name: column.step_bytes for column in file.schema_columns}
-    return {name: (values.reshape(-1).view(np.uint8).data, sizes[name]) for name, values in file.columns.items()}
-
-
-def _checksum(
-    file: SegmentFile, names: Iterable[str], plain: Mapping[str, tuple[memoryview, int]], start: int, stop: int
-) -> int | None:
-    """Return the CRC of rows [start, stop) over columns in order; None if they cannot be read. Wide columns are decoded
-    a batch at a time.
-    """
-    crc = 0
-    try:
-        for name in names:
-            if name in plain:
-                data, size = plain[name]
-                crc = zlib.crc32(data[start * size : stop * size], crc)
-                continue
-            column = next(c for c in file.schema_columns if c.name == name)
-            edges = [start, *range(start - start % file.batch_rows + file.batch_rows, stop, file.batch_rows), stop]
-            for a, b in itertools.pairwise(edges):
-                crc = checksum(as_stored(column, file.read_rows(name, a, b)), crc)
-    except IntegrityError:
-        return None
-    return crc

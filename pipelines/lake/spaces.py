@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,14 +54,8 @@ class Discrete:
 
     n: int
     start: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> str:
-        return "int32"
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[str] = "int32"
 
     @property
     def flat_size(self) -> int:
@@ -76,14 +70,11 @@ class MultiDiscrete:
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] | None = None
+    dtype: ClassVar[str] = "int32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> str:
-        return "int32"
 
     @property
     def flat_size(self) -> int:
@@ -95,14 +86,11 @@ class MultiBinary:
     """A vector of `n` bits."""
 
     n: int
+    dtype: ClassVar[str] = "uint8"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.n,)
-
-    @property
-    def dtype(self) -> str:
-        return "uint8"
 
     @property
     def flat_size(self) -> int:
@@ -139,7 +127,7 @@ class Ragged:
         """The space of the column of lengths."""
         return Discrete(n=self.max_length + 1)
 
-    def padded(self, value: Any) -> tuple[np.ndarray, int]:
+    def pad(self, value: Any) -> tuple[np.ndarray, int]:
         """Return a text, or a sequence of numbers or of arrays, as (max_length,) and its length.
 
         TooLong, or ValueError if its numbers do not fit `dtype`.
@@ -214,12 +202,8 @@ def make_grid(space: Space, points: int) -> np.ndarray:
 def space_to_json(space: Space) -> dict[str, Any]:
     """Encode a space as a JSON object with `kind` and its fields."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(space, cls))
-    fields = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in vars(space).items()
-        if value is not None
-    }
-    return {"kind": kind, **fields}
+    fields = {name: value for name, value in vars(space).items() if value is not None}
+    return {"kind": kind} | {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
 def space_from_json(data: Mapping[str, Any]) -> Space:

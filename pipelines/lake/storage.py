@@ -188,9 +188,7 @@ class LocalStorage:
             os.close(descriptor)
 
     def write(self, key: str, content: bytes) -> None:
-        path = self.root / key
-        self._make_parent(path)
-        staged = atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content))
+        staged, path = self._stage(key, content)
         try:
             atomic.publish(staged, path)
         except BaseException:
@@ -198,10 +196,12 @@ class LocalStorage:
             raise
 
     def create(self, key: str, content: bytes) -> None:
+        atomic.publish_new(*self._stage(key, content))
+
+    def _stage(self, key: str, content: bytes) -> tuple[Path, Path]:
         path = self.root / key
         self._make_parent(path)
-        staged = atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content))
-        atomic.publish_new(staged, path)
+        return atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content)), path
 
     def find(self, key: str, *, limit: int = RECORD_BYTES) -> tuple[bytes, Mapping[str, str]] | None:
         try:
@@ -288,7 +288,7 @@ def is_remote(location: Path | str) -> bool:
 def connect(location: Path | str) -> Storage:
     """Return the storage at a directory or at "s3://bucket/prefix" (gs://, az://). UsageError for any other scheme."""
     if is_remote(location):
-        from pipelines.lake.remote.object_storage import ObjectStorage
+        from pipelines.lake.object_storage import ObjectStorage
 
         return ObjectStorage(str(location))
     refuse_scheme(location)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pipelines.config.places import is_lake, suggest
 from pipelines.errors import InputMissing, IntegrityError, StorageError
@@ -97,10 +97,17 @@ class Lake:
     """
 
     def __init__(self, place: Path | str) -> None:
-        self._open(*(_header_at(place) or _refuse(place)))
+        found = _find_header(place)
+        if found is None:
+            make = "make one with: amago collect --env ENV --lake DIR"
+            if not is_remote(place):
+                inside = f"it contains lakes (amago lake ls {place})"
+                make = suggest(Path(place), is_lake, inside=inside, otherwise=make)
+            raise InputMissing(f"no lake at '{place}'", hint=make)
+        self._open(*found)
 
     def _open(self, storage: Storage, header: bytes) -> None:
-        self.storage, self.id = storage, _identity(storage, header)
+        self.storage, self.id = storage, _read_id(storage, header)
         self.local = storage.local
         self._schemas: dict[str, Schema] = {}
 
@@ -158,7 +165,7 @@ class Lake:
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
         """Open the lake at `path`; None if there is none."""
-        found = _header_at(path)
+        found = _find_header(path)
         if found is None:
             return None
         lake = cls.__new__(cls)
@@ -176,25 +183,23 @@ class Lake:
 
     def register(self, schema: Schema) -> str:
         """Write `schema` for readers; returns its id. Repeating it changes nothing; a damaged file is rewritten."""
-        key = _schema_key(schema.id)
+        key = f"schemas/{schema.id}.json"
+        data = schema.to_json()
         with explained(f"write '{self.storage.url(key)}'"):
-            if not self._is_written(key, schema):
-                self.storage.write(key, (json.dumps(schema.to_json(), indent=1) + "\n").encode())
+            found = None
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found = parse_object(self.storage.read(key))
+            if found != data:
+                self.storage.write(key, (json.dumps(data, indent=1) + "\n").encode())
         self._schemas[schema.id] = schema
         return schema.id
-
-    def _is_written(self, key: str, schema: Schema) -> bool:
-        try:
-            return bool(parse_object(self.storage.read(key)) == schema.to_json())
-        except (FileNotFoundError, ValueError):
-            return False
 
     def schema(self, schema_id: str) -> Schema:
         """Return the schema of an id. InputMissing if it is unknown or of a newer version, IntegrityError if its file
         does not match its name.
         """
         if schema_id not in self._schemas:
-            key = _schema_key(schema_id)
+            key = f"schemas/{schema_id}.json"
             path = self.storage.url(key)
             try:
                 data = json.loads(self.storage.read(key))
@@ -239,7 +244,7 @@ class Lake:
                     f"lake '{self.name}' holds steps {holds} labels, not {wanted}",
                     hint="choose another lake; collect.label stores labels",
                 )
-            nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
+            nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
                 f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
                 hint="choose another lake, or the environment that filled this one",
@@ -260,12 +265,7 @@ class Lake:
         raise InputMissing(f"lake '{self.name}' {what}", hint=hint)
 
     def writer(
-        self,
-        schema: Schema,
-        *,
-        name: str | None = None,
-        seal_bytes: int = 64 << 20,
-        seal_seconds: float = 10.0,
+        self, schema: Schema, *, name: str | None = None, seal_bytes: int = 64 << 20, seal_seconds: float = 10.0
     ) -> Writer:
         """Open a new writer of `schema`, after salvaging the logs of dead writers."""
         with explained(f"write into lake '{self.name}'"):
@@ -279,7 +279,7 @@ class Lake:
         return salvage(self.storage, self.schema, listener=listener)
 
 
-def _identity(storage: Storage, content: bytes) -> str:
+def _read_id(storage: Storage, content: bytes) -> str:
     """Return the id in a lake.json. IntegrityError if it is damaged, InputMissing if it is of a newer version."""
     found, header = storage.url(), parse_object(content, _LakeHeader)
     if header is None:
@@ -300,13 +300,12 @@ def _identity(storage: Storage, content: bytes) -> str:
     unknown = sorted(features - _FEATURES)
     if unknown:
         raise InputMissing(
-            f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
-            hint="upgrade amago",
+            f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}", hint="upgrade amago"
         )
     return header["id"]
 
 
-def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
+def _find_header(place: Path | str) -> tuple[Storage, bytes] | None:
     """Return the storage of the lake at `place`, or of the run there, and its lake.json; None if there is no lake."""
     storage = connect(place)
     for each in (storage,) if is_remote(place) else (storage, storage.below("lake")):
@@ -321,31 +320,19 @@ def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
     return None
 
 
-def _refuse(place: Path | str) -> NoReturn:
-    make = "make one with: amago collect --env ENV --lake DIR"
-    if not is_remote(place):
-        make = suggest(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
-    raise InputMissing(f"no lake at '{place}'", hint=make)
-
-
-def _schema_key(schema_id: str) -> str:
-    return f"schemas/{schema_id}.json"
-
-
-def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:
+def describe_difference(
+    ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")
+) -> list[str]:
     """Describe the differences of two space signatures, one phrase each; `sides` names their origins."""
     a, b = dict(ours.observation), dict(theirs.observation)
     here, there = sides
+    pairs = [(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
     phrases = [
-        f"{name}: {_format_space(a.get(name))} {here}, {_format_space(b.get(name))} {there}"
-        for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name)
+        f"{name}: {_format_space(one)} {here}, {_format_space(other)} {there}"
+        for name, one, other in (*pairs, ("action", ours.action, theirs.action))
+        if one != other
     ]
-    if ours.action != theirs.action:
-        phrases.append(f"action: {_format_space(ours.action)} {here}, {_format_space(theirs.action)} {there}")
-    if not phrases:
-        phrases.append("the order of the observation's columns")
-    return phrases
+    return phrases or ["the order of the observation's columns"]
 
 
 def _format_space(space: Any) -> str:

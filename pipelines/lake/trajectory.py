@@ -72,7 +72,7 @@ class Infos(Sequence[TrajectoryInfo]):
         return cls(infos[0], {name: [getattr(info, name) for info in infos] for name in names})
 
     @classmethod
-    def joined(cls, several: Sequence[Infos]) -> Infos:
+    def join(cls, several: Sequence[Infos]) -> Infos:
         """Concatenate. Fields that are not in `each` must be the same in all."""
         names = dict.fromkeys(name for infos in several for name in infos.each)
         joined: dict[str, Sequence[Any] | np.ndarray] = {}
@@ -125,13 +125,13 @@ class Trajectories:
     infos: Sequence[TrajectoryInfo]
 
     @classmethod
-    def joined(cls, several: Sequence[Trajectories]) -> Trajectories:
-        """Concatenate trajectories of one schema; see `Infos.joined`."""
+    def join(cls, several: Sequence[Trajectories]) -> Trajectories:
+        """Concatenate trajectories of one schema; see `Infos.join`."""
         if len(several) == 1:
             return several[0]
         columns = {name: np.concatenate([each.columns[name] for each in several]) for name in several[0].columns}
         rows = [count for each in several for count in each.rows]
-        return cls(columns, rows, Infos.joined([Infos.of(each.infos) for each in several]))
+        return cls(columns, rows, Infos.join([Infos.of(each.infos) for each in several]))
 
     @property
     def nbytes(self) -> int:

@@ -18,12 +18,19 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
     return np.where(among[place] == wanted, place, -1)
 
 
+def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return (n,) bool: which of `wanted` are in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(wanted), dtype=bool)
+    return ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
+
+
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
     """Convert uids of 32 hex digits to "S16" (n,)."""
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")
 
 
-def place_of(ordered: np.ndarray, uid: str) -> int | None:
+def find_place(ordered: np.ndarray, uid: str) -> int | None:
     """Return the index of a uid of 32 hex digits in a sorted array of uids; None if it is missing."""
     try:
         raw = np.array([bytes.fromhex(uid)], dtype="S16")

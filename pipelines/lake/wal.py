@@ -1,10 +1,11 @@
 """The write-ahead log: a trajectory is safe from the death of its writer as soon as `append` returns.
 
 A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (little endian). Kinds: H, the header
-(JSON); M, trajectories (u32 length of a JSON text, the text, see `_text`, then the bytes of each one's columns in the
-header's order); S, the segment under which the log is about to be published. The CRC covers kind, length and payload,
-except the bytes of trajectories, each of which has a CRC of its own in the text. A damaged trajectory or frame does not
-affect the others: parsing resumes at the next valid frame.
+(JSON); M, trajectories (u32 length of a JSON text, the text, then the bytes of each one's columns in the header's
+order); S, the segment under which the log is about to be published. The text of M has the fields that the rows share
+("row"), the others by columns ("each"), and sizes in bytes ("bytes"). The CRC covers kind, length and payload, except
+the bytes of trajectories, each of which has a CRC of its own in the text. A damaged trajectory or frame does not affect
+the others: parsing resumes at the next valid frame.
 
 Appended data is in the page cache: it survives kill -9, and a power cut only once its segment is sealed. The owner
 holds a flock on the file, so a log that can be locked has no living owner.
@@ -42,16 +43,6 @@ _PIECES = 512  # buffers in one system call, which takes 1024 at most
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
-def _claim_new(staged: Path) -> int:
-    """Open a new, locked file. If `remove_unborn` mistook it for a dead writer's, create it again."""
-    while True:
-        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)
-
-
 def remove_unborn(tmp: Path) -> None:
     """Remove logs whose writers died before publishing them: they hold no trajectory yet."""
     for path in tmp.glob("*.wal"):
@@ -74,7 +65,12 @@ class Log:
     def create(cls, path: Path, header: dict[str, Any], *, tmp: Path) -> Log:
         """Create a log that is locked before its name appears."""
         staged = tmp / path.name
-        descriptor = _claim_new(staged)
+        while True:
+            descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                break
+            os.close(descriptor)  # `remove_unborn` mistook the new file for a dead writer's
         log = cls(path, descriptor, 0)
         try:
             log._write([MAGIC])
@@ -103,16 +99,20 @@ class Log:
         return None
 
     def append(
-        self,
-        row: Mapping[str, Any],
-        each: Mapping[str, Sequence[Any] | np.ndarray],
-        data: Sequence[bytes | memoryview],
+        self, row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], data: Sequence[bytes | memoryview]
     ) -> None:
         """Log n trajectories, all or none: the fields that their rows share, n values of each other field (all of them
         JSON), "crc" among these, and the bytes of their columns.
         """
         sizes = list(map(len, data))
-        text = _text(row, each, sizes)
+        # Arrays are encoded as they are: digits would take several times as long.
+        columns = {
+            name: {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
+            if isinstance(values, np.ndarray)
+            else values
+            for name, values in each.items()
+        }
+        text = json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
         length = 4 + len(text) + sum(sizes)
         crc = zlib.crc32(text, zlib.crc32(_CHECKED_TEXT.pack(b"M", length, len(text))))
         head = _FRAME_TEXT.pack(b"M", length, crc, len(text)) + text
@@ -201,7 +201,7 @@ def parse(data: bytes) -> LogContent:
         return content  # its writer died, or the power failed, before it had content
     content.damaged = int(not data.startswith(MAGIC))
     content.valid = min(len(MAGIC), len(data))
-    for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
+    for kind, payload, end in _iterate_frames(memoryview(data), len(MAGIC)):
         content.valid = end
         try:
             if payload is None:
@@ -211,51 +211,36 @@ def parse(data: bytes) -> LogContent:
             elif kind == b"S":
                 content.marks.append(bytes(payload).decode())
             elif kind == b"M":
-                for row, values in _unfold(payload):
-                    if zlib.crc32(values) == row["crc"]:
-                        content.records.append((row, values))
+                (length,) = struct.unpack_from("<I", payload)
+                text, values = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
+                columns = [
+                    column
+                    if isinstance(column, list)
+                    else np.frombuffer(base64.b64decode(column["base64"]), column["dtype"]).tolist()
+                    for column in text["each"].values()
+                ]
+                start = 0
+                for own, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
+                    row = {**text["row"], **dict(zip(text["each"], own, strict=True))}
+                    if zlib.crc32(values[start : start + size]) == row["crc"]:
+                        content.records.append((row, values[start : start + size]))
                     else:
                         content.damaged += 1
+                    start += size
         except MALFORMED:
             content.damaged += 1
     content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
 
 
-def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
-    """Return the JSON of a frame: the shared fields "row", the others "each", and the sizes in "bytes"."""
-    # Arrays are encoded as they are: digits would take several times as long.
-    columns = {
-        name: {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
-        if isinstance(values, np.ndarray)
-        else values
-        for name, values in each.items()
-    }
-    return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
-
-
-def _unfold(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """Yield the row and the bytes of each trajectory of a frame."""
-    (length,) = struct.unpack_from("<I", payload)
-    text, data = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
-    columns = [
-        each if isinstance(each, list) else np.frombuffer(base64.b64decode(each["base64"]), each["dtype"]).tolist()
-        for each in text["each"].values()
-    ]
-    start = 0
-    for values, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
-        yield {**text["row"], **dict(zip(text["each"], values, strict=True))}, data[start : start + size]
-        start += size
-
-
-def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
+def _iterate_frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
     """Yield (kind, payload or None if it is damaged, end) of each frame that ends inside `data`."""
     while start + _FRAME.size <= len(data):
-        kind, payload, end = _frame(data, start)
+        kind, payload, end = _parse_frame(data, start)
         if payload is not None:
             yield kind, payload, end
         else:
-            following = _next_frame(data, start + 1)
+            following = _find_frame(data, start + 1)
             if following is None and end < 0:
                 return  # a torn tail
             if following is not None and not 0 <= end <= following:
@@ -264,7 +249,7 @@ def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | 
         start = end
 
 
-def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
+def _parse_frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
     """Return the kind, payload (None if its checksum is wrong) and end (-1 if impossible) of the frame at `start`."""
     kind, length, crc = _FRAME.unpack_from(data, start)
     end = start + _FRAME.size + length
@@ -278,7 +263,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
     return kind, payload if good else None, end
 
 
-def _next_frame(data: memoryview, start: int) -> int | None:
+def _find_frame(data: memoryview, start: int) -> int | None:
     """Find where the first valid frame at `start` or later begins."""
     raw = np.frombuffer(data, np.uint8)[start:]
     if len(raw) < _FRAME.size:
@@ -289,6 +274,8 @@ def _next_frame(data: memoryview, start: int) -> int | None:
         places = places[raw[places + byte] == 0]
     for place in (places + start).tolist():
         text = place + _FRAME.size + (4 if data[place] == ord("M") else 0)
-        if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _frame(data, place)[1] is not None:
+        if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _parse_frame(data, place)[
+            1
+        ] is not None:
             return place
     return None

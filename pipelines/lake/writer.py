@@ -20,7 +20,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 
@@ -28,13 +27,12 @@ from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.lake import segment as segments
-from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import FolderChooser, segment_key
+from pipelines.lake.folders import QUARANTINE, FolderChooser, segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
-from pipelines.lake.wal import Log, LogContent, remove_unborn
+from pipelines.lake.wal import Log, remove_unborn
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text", "episode", "history"), str),
@@ -105,8 +103,57 @@ class Writer:
         infos = Infos.of(trajectories.infos)
         if len(infos) != len(rows):
             raise ValueError(f"{len(infos)} trajectories are described, {len(rows)} given")
+        # What is logged must be sealable: encode_field refuses what the footer cannot hold.
+        shared = {name: encode_field(name, [value])[0] for name, value in vars(infos.shared).items()}
         each = {name: encode_field(name, values) for name, values in infos.each.items()}
-        return self._append(stored, rows, _row_of(infos.shared), {**each, **_summaries(stored, rows)})
+        counts = np.array(rows)
+        ends = np.cumsum(counts)
+        spans = np.column_stack([ends - counts + 1, ends]).ravel()  # the reward in the first row belongs to no action
+        each |= {
+            "length": counts - 1,
+            "return": np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2],
+            "terminated": stored[TERMINATED][ends - 1] != 0,
+            "truncated": stored[TRUNCATED][ends - 1] != 0,
+        }
+        self._sealer.check()
+        owned = {name: np.array(values) for name, values in stored.items()}
+        blobs, uids = self._split_bytes(owned, rows), _new_uids(len(rows))
+        names = [uid.hex() for uid in uids]
+        each["crc"] = np.array(list(map(zlib.crc32, blobs)), dtype=np.uint32)
+        row = {name: value for name, value in shared.items() if name not in each}
+        with explained(f"append to lake '{self._storage.url()}'"):
+            if self._log is None:
+                self._log = self._open_log()
+            self._log.append(row, {"uid": names, **each}, blobs)
+        size = sum(values.nbytes for values in owned.values())
+        self._unsealed.append(UnsealedBatch(uids, owned, row, each))
+        self._unsealed_bytes += size
+        self.trajectories += len(uids)
+        self.steps += sum(rows) - len(uids)
+        self.bytes += size
+        if self._unsealed_bytes >= self._seal_bytes:
+            self._cut()
+        else:
+            self.poll()
+        return names
+
+    @staticmethod
+    def _split_bytes(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[bytes | memoryview]:
+        """Return the bytes of each trajectory: its rows of the first column, then of the second, and so on."""
+        if len(rows) == 1:
+            return [b"".join([values.data for values in owned.values()])]
+        counts = np.asarray(rows, dtype=np.int64)
+        widths = [values.nbytes // len(values) for values in owned.values()]
+        starts = np.concatenate([[0], np.cumsum(counts * sum(widths))])
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        out, begins = np.empty(starts[-1], dtype=np.uint8), starts[:-1]
+        for values, width in zip(owned.values(), widths, strict=True):
+            if not width:
+                continue
+            places = np.ndarray((len(out) - width + 1,), f"V{width}", out, strides=(1,))  # one per possible start
+            places[np.repeat(begins, counts) + within * width] = values.reshape(len(values), -1).view(f"V{width}")[:, 0]
+            begins = begins + counts * width
+        return [out.data[start:stop] for start, stop in itertools.pairwise(starts.tolist())]
 
     def poll(self) -> None:
         """Start sealing if the oldest unsealed trajectory has waited long enough."""
@@ -120,9 +167,7 @@ class Writer:
         self._cut()
         self._sealer.finish()
 
-    def close(self) -> None:
-        """Seal the rest."""
-        self.seal()
+    close = seal
 
     def _cut(self) -> None:
         """Hand the log over for publication; the next trajectory starts another."""
@@ -141,48 +186,11 @@ class Writer:
             self._log.close()
             self._log, self._unsealed = None, []
 
-    def _append(
-        self,
-        stored: Mapping[str, np.ndarray],
-        rows: Sequence[int],
-        row: dict[str, Any],
-        each: Mapping[str, Sequence[Any] | np.ndarray],
-    ) -> list[str]:
-        """Log consecutive trajectories of `rows` rows each, with the fields of their rows in the footer's table except
-        uid and crc: the shared ones in `row`, the others in `each`.
-        """
-        self._sealer.check()
-        owned = {name: np.array(values) for name, values in stored.items()}
-        blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
-        names = [uid.hex() for uid in uids]
-        each = {**each, "crc": np.array(list(map(zlib.crc32, blobs)), dtype=np.uint32)}
-        row = {name: value for name, value in row.items() if name not in each}
-        items = UnsealedBatch(uids, owned, row, each)
-        with explained(f"append to lake '{self._storage.url()}'"):
-            if self._log is None:
-                self._log = self._open_log()
-            self._log.append(row, {"uid": names, **each}, blobs)
-        size = sum(values.nbytes for values in owned.values())
-        self._unsealed.append(items)
-        self._unsealed_bytes += size
-        self.trajectories += len(uids)
-        self.steps += sum(rows) - len(uids)
-        self.bytes += size
-        if self._unsealed_bytes >= self._seal_bytes:
-            self._cut()
-        else:
-            self.poll()
-        return names
-
     def _open_log(self) -> Log:
         name = f"{self.name}-{self._sequence:08d}"
         self._sequence += 1
         self._opened = time.monotonic()
-        header = {
-            "format": LOG_FORMAT,
-            "schema": self.schema.id,
-            "columns": [c.name for c in self.columns],
-        }
+        header = {"format": LOG_FORMAT, "schema": self.schema.id, "columns": [c.name for c in self.columns]}
         return Log.create(self._storage.local / "wal" / f"{name}.wal", header, tmp=self._storage.local / "tmp")
 
 
@@ -200,29 +208,17 @@ def encode_columns(
         raise ValueError(f"a trajectory of T actions needs T + 1 >= 2 rows in every column, got {found} for {rows}")
     for column in columns:
         array = values[column.name]
-        if array.shape[1:] != column.shape or not np.can_cast(array.dtype, storage_dtype(column), "same_kind"):
+        if array.shape[1:] != column.shape or not np.can_cast(array.dtype, column.stored_dtype, "same_kind"):
             raise ValueError(
                 f"column '{column.name}' has {array.dtype} {array.shape[1:]} a step, "
                 f"{column.dtype} {column.shape} expected"
             )
-    return {c.name: segments.as_stored(c, values[c.name]) for c in columns}
-
-
-def _row_of(info: TrajectoryInfo) -> dict[str, Any]:
-    """Return the fields of the footer's table that the writer of a trajectory knows, in the form that JSON preserves.
-
-    ValueError unless the footer can hold them: what is logged must be sealable.
-    """
-    return {name: encode_field(name, [value])[0] for name, value in vars(info).items()}
+    return {c.name: c.as_stored(values[c.name]) for c in columns}
 
 
 def encode_field(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
-    """Encode a field of several trajectories; see `_row_of`."""
-    if (
-        isinstance(values, np.ndarray)
-        and (values.dtype, values.ndim) == (np.dtype(np.float64), 1)
-        and _KINDS.get(name) is float
-    ):
+    """Encode a field of several trajectories in the form that JSON preserves. ValueError for values of another type."""
+    if isinstance(values, np.ndarray) and (values.dtype.str, values.ndim, _KINDS.get(name)) == ("<f8", 1, float):
         return values.copy()  # the segment's table is made from it later
     if name == "tags":
         if not all(isinstance(text, str) for tags in values if tags for pair in tags.items() for text in pair):
@@ -256,38 +252,6 @@ def _new_uids(count: int) -> list[bytes]:
     return [uids[start : start + 16] for start in range(0, len(uids), 16)]
 
 
-def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[bytes | memoryview]:
-    """Return the bytes of each trajectory: its rows of the first column, then of the second, and so on."""
-    if len(rows) == 1:
-        return [b"".join([values.data for values in owned.values()])]
-    counts = np.asarray(rows, dtype=np.int64)
-    widths = [values.nbytes // len(values) for values in owned.values()]
-    starts = np.concatenate([[0], np.cumsum(counts * sum(widths))])
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    laid, begins = np.empty(starts[-1], dtype=np.uint8), starts[:-1]
-    for values, width in zip(owned.values(), widths, strict=True):
-        if not width:
-            continue
-        places = np.ndarray((len(laid) - width + 1,), f"V{width}", laid, strides=(1,))  # one per possible start
-        places[np.repeat(begins, counts) + within * width] = values.reshape(len(values), -1).view(f"V{width}")[:, 0]
-        begins = begins + counts * width
-    cuts, data = starts.tolist(), laid.data
-    return [data[start:stop] for start, stop in itertools.pairwise(cuts)]
-
-
-def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """Compute the fields that follow from the columns of each trajectory."""
-    counts = np.array(rows)
-    ends = np.cumsum(counts)
-    spans = np.column_stack([ends - counts + 1, ends]).ravel()  # the reward in the first row belongs to no action
-    return {
-        "length": counts - 1,
-        "return": np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2],
-        "terminated": stored[TERMINATED][ends - 1] != 0,
-        "truncated": stored[TRUNCATED][ends - 1] != 0,
-    }
-
-
 LOG_FORMAT = 1
 WAITING = 2  # queued logs, besides the one being published, at which submit blocks
 Publish = Callable[[Log, Sequence[UnsealedBatch]], object]
@@ -303,7 +267,7 @@ class Sealer:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._line: deque[tuple[Log, Sequence[UnsealedBatch]]] = deque()
+        self._queue: deque[tuple[Log, Sequence[UnsealedBatch]]] = deque()
         self._moved = threading.Condition()  # held briefly
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -312,10 +276,10 @@ class Sealer:
 
     def submit(self, log: Log, items: Sequence[UnsealedBatch]) -> None:
         """Queue `log` for publication; blocks while the queue is too long. Raises an earlier log's error."""
-        self._line.append((log, items))
+        self._queue.append((log, items))
         self._run()
         with self._moved:
-            self._moved.wait_for(lambda: self._error is not None or len(self._line) <= WAITING + 1)
+            self._moved.wait_for(lambda: self._error is not None or len(self._queue) <= WAITING + 1)
         self.check()
 
     def check(self) -> None:
@@ -338,39 +302,39 @@ class Sealer:
         """Release the logs that are not published, for salvage."""
         self._stopped = True
         self._join()
-        while self._line:
-            self._line.popleft()[0].close()
+        while self._queue:
+            self._queue.popleft()[0].close()
         self._error, self._stopped = None, False
 
     def _join(self) -> None:
         thread = self._thread
-        if thread is not None and self._mine():
+        if thread is not None and self._is_own_process():
             thread.join()
 
     def _run(self) -> None:
-        if not self._mine():
+        if not self._is_own_process():
             raise StageFailed("a lake's writer belongs to the process that made it", hint="open one in each process")
         with self._moved:
-            if self._thread is None and self._line:
+            if self._thread is None and self._queue:
                 self._thread = threading.Thread(target=self._work, name="amago-sealer")
                 self._thread.start()
 
     def _work(self) -> None:
         while True:
             with self._moved:
-                if not self._line or self._error is not None or self._stopped:
+                if not self._queue or self._error is not None or self._stopped:
                     self._thread = None
                     return
             try:
-                self._publish(*self._line[0])
+                self._publish(*self._queue[0])
             except BaseException as error:
                 self._error = error
             else:
-                self._line.popleft()
+                self._queue.popleft()
             with self._moved:
                 self._moved.notify_all()
 
-    def _mine(self) -> bool:
+    def _is_own_process(self) -> bool:
         """Return False in a forked child, which has neither the thread nor the logs."""
         return os.getpid() == self._process
 
@@ -392,9 +356,9 @@ def publish_log(
     sequence = int(number)
     staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, sequence=sequence, overlay=False)
     try:
-        segment = segments.new_segment(folders, writer, sequence, overlay=False)
+        segment = folders.name_segment(writer, sequence, overlay=False)
         log.mark(segment)
-        segments.publish(storage, staged, segment)
+        staged.publish(storage, segment)
     except BaseException:
         staged.discard()
         for id in log.marks:
@@ -462,7 +426,14 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
         log.drop()
         return 0
     if content.damaged:
-        _quarantine(storage, log, content, listener)
+        kept = f"{QUARANTINE}/{log.path.name}"
+        storage.write(kept, log.path.read_bytes())
+        lost = "its header" if content.header is None else f"{content.damaged} of its records"
+        text = (
+            f"the log of a dead writer is damaged: {lost} cannot be read, and its trajectories are lost; "
+            f"the log is kept as '{storage.url(kept)}'"
+        )
+        listener(Notice(text=text, level="warning"))
     if content.header is None or not content.records:
         log.drop()
         return 0
@@ -470,28 +441,15 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     schema_id, names = content.header["schema"], content.header["columns"]
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
-    items = [_make_unsealed(columns, row, data) for row, data in content.records]
+    items = []
+    for row, data in content.records:
+        uid, rows, start, values = bytes.fromhex(row.pop("uid")), row["length"] + 1, 0, {}
+        for column in columns:
+            count = rows * int(np.prod(column.shape, dtype=np.int64))
+            flat = np.frombuffer(data, column.stored_dtype, count, start)
+            start += flat.nbytes
+            values[column.name] = flat.reshape(rows, *column.shape)
+        items.append(UnsealedBatch([uid], values, row))
     storage.create_folders()  # copying a lake loses empty folders
     publish_log(storage, FolderChooser(storage), log, schema_id, columns, items)
     return len(items)
-
-
-def _quarantine(storage: Storage, log: Log, content: LogContent, listener: Listener) -> None:
-    kept = f"quarantine/{log.path.name}"
-    storage.write(kept, log.path.read_bytes())
-    lost = "its header" if content.header is None else f"{content.damaged} of its records"
-    text = (
-        f"the log of a dead writer is damaged: {lost} cannot be read, and its trajectories are lost; "
-        f"the log is kept as '{storage.url(kept)}'"
-    )
-    listener(Notice(text=text, level="warning"))
-
-
-def _make_unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> UnsealedBatch:
-    uid, rows, start, values = UUID(row.pop("uid")), row["length"] + 1, 0, {}
-    for column in columns:
-        count = rows * int(np.prod(column.shape, dtype=np.int64))
-        flat = np.frombuffer(data, storage_dtype(column), count, start)
-        start += flat.nbytes
-        values[column.name] = flat.reshape(rows, *column.shape)
-    return UnsealedBatch([uid.bytes], values, row)

@@ -36,9 +36,8 @@ from pipelines.learning.objectives import (
 )
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.nets import ranks
-from pipelines.nets.actor import Categorical, action_entropy
-from pipelines.nets.features import features
-from pipelines.nets.norms import symlog
+from pipelines.nets.actor import Categorical
+from pipelines.nets.inputs import symlog, to_features
 from pipelines.nets.sequence import make_sequence_encoder
 from pipelines.nets.timestep import make_timestep_encoder
 
@@ -123,7 +122,7 @@ class Agent(nn.Module):
     def policy_input(self, h: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
         """Concatenate states (..., D) with the columns that the policy head sees directly, symlog-compressed."""
         columns = self.settings.actor.columns
-        shown = [symlog(features(observation[name], self.spaces.observation[name])) for name in columns]
+        shown = [symlog(to_features(observation[name], self.spaces.observation[name])) for name in columns]
         return torch.cat((h, *shown), -1) if shown else h
 
     def loss(self, batch: TensorBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Metrics]:
@@ -153,7 +152,7 @@ class Agent(nn.Module):
         self._update_statistics(batches)
         # Gradients are averaged over ranks: dividing by the mean count of a rank makes them those of all steps' mean.
         own = sum(len(batch.counted) for batch in batches)
-        counted = ranks.total_of(own, self.gamma_G.device) / ranks.size()
+        counted = ranks.sum_number(own, self.gamma_G.device) / ranks.count_joined()
         single = len(batches) == 1
         drawn_by = generators or [None] * len(batches)
         states: list[Tensor | None] = [None] * len(batches)
@@ -207,7 +206,7 @@ class Agent(nn.Module):
         if self.advantage_scale is not None and critics is not None:
             squares.append(self._squared_advantages(critics.data.shared, steps.legal))
         weight_G = self._entropy_weights()
-        entropy_NG = None if weight_G is None else action_entropy(self.heads.policy, steps.params_NGP, steps.legal)
+        entropy_NG = None if weight_G is None else self.heads.policy.action_entropy(steps.params_NGP, steps.legal)
         if self.temperature is not None and entropy_NG is not None:
             entropies.append(entropy_NG.detach())
         inputs = LossInputs(

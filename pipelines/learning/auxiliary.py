@@ -28,9 +28,8 @@ from pipelines.config.model import LOSSES, AuxiliaryLossSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.batch import TensorBatch
-from pipelines.nets.features import features
+from pipelines.nets.inputs import RunningNorm, is_finite, to_features
 from pipelines.nets.linear import MLP
-from pipelines.nets.norms import RunningNorm, is_finite
 from pipelines.nets.timestep import choose_routes
 
 
@@ -109,10 +108,10 @@ class NextStep(nn.Module):
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch, mask_BT: Tensor) -> Tensor:
         """Return the squared error, summed over features (B, T)."""
-        action_BTF = features(batch.action[:, 1:], self.spaces.action)
+        action_BTF = to_features(batch.action[:, 1:], self.spaces.action)
         predicted_BTF = self.net(torch.cat((states_BTD[:, :-1], action_BTF), -1))
         return (predicted_BTF.float() - self.norm(self._targets(batch))).square().sum(-1)
 
     def _targets(self, batch: TensorBatch) -> Tensor:
-        columns = [features(batch.observation[name], space) for name, space in self.columns.items()]
+        columns = [to_features(batch.observation[name], space) for name, space in self.columns.items()]
         return torch.cat((*columns, batch.reward[..., None]), -1)[:, 1:]

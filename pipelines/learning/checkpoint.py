@@ -42,7 +42,7 @@ from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.lineage import Data
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.nets.cache import bytes_of
+from pipelines.nets.cache import count_bytes
 from pipelines.nets.init import limit_parameters, make_outline, require_fit
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
@@ -303,7 +303,7 @@ def _is_built_in(settings: AgentSettings) -> bool:
 
 def _require_memory(agent: Agent, context: int) -> None:
     """Raise Mismatch if what an actor remembers of `context` tokens would be larger than any that is trained."""
-    size = bytes_of(agent.sequence.memory(num_actors=1, capacity=context, device="meta"))
+    size = count_bytes(agent.sequence.memory(num_actors=1, capacity=context, device="meta"))
     if size > _MOST_MEMORY:
         raise Mismatch(f"a context of {context:,} tokens takes {size / 2**30:,.0f} GiB an actor")
 

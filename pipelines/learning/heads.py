@@ -24,9 +24,9 @@ from pipelines.learning.objectives import (
     reduce_both,
     squared_error,
 )
-from pipelines.nets.actor import Actor, Categorical, Policy, make_distribution
+from pipelines.nets.actor import Actor, Categorical, Distribution, make_distribution
 from pipelines.nets.critic import ActionInput, ActionValues, TwoHot
-from pipelines.nets.features import features
+from pipelines.nets.inputs import to_features
 
 
 class Heads(nn.Module):
@@ -35,7 +35,7 @@ class Heads(nn.Module):
     normalized = True
     noise_size = 0  # uniforms for one sample of a row and discount
 
-    def __init__(self, policy_size: int, policy: Policy, num_discounts: int, settings: AgentSettings) -> None:
+    def __init__(self, policy_size: int, policy: Distribution, num_discounts: int, settings: AgentSettings) -> None:
         super().__init__()
         self.policy = policy
         self.actor = Actor(policy_size, num_discounts, policy.num_params, settings.actor)
@@ -150,7 +150,7 @@ class _SampledHeads(CriticHeads):
     critic: ActionInput
 
     def __init__(
-        self, state_size: int, policy_size: int, policy: Policy, space: Space, gammas: tuple[float, ...],
+        self, state_size: int, policy_size: int, policy: Distribution, space: Space, gammas: tuple[float, ...],
         settings: AgentSettings, type: AgentType,
     ) -> None:  # fmt: skip
         super().__init__(policy_size, policy, len(gammas), settings)
@@ -190,7 +190,7 @@ class _SampledHeads(CriticHeads):
             return loss, outputs, slope_CGn
 
         state_CNW = self.critic.states(h_ND.detach())
-        taken_NF = self._smoothed(features(action, self.space))
+        taken_NF = self._smoothed(to_features(action, self.space))
         loss, q_CNG = self.critic.fused_loss(h_ND, state_CNW, taken_NF, output_loss)
         return loss / q_CNG.shape[::2].numel(), DataValues(q_CNG=q_CNG, shared=state_CNW)
 

@@ -23,7 +23,7 @@ from pipelines.config.model import FILTERS, AgentSettings, FilterSettings
 from pipelines.errors import UsageError
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.batch import StepIndex
-from pipelines.nets.actor import Policy
+from pipelines.nets.actor import Distribution
 from pipelines.nets.critic import TwoHot
 from pipelines.nets.scan import recur_back
 
@@ -82,7 +82,7 @@ class LossInputs:
 
     settings: AgentSettings
     type: AgentType
-    policy: Policy
+    policy: Distribution
     steps: ValidSteps
     log_prob_NG: Tensor
     entropy_NG: Tensor | None

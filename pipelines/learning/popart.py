@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
 from pipelines.nets.compute import Kept
-from pipelines.nets.norms import is_finite
+from pipelines.nets.inputs import is_finite
 
 
 class PopArt(nn.Module):
@@ -69,8 +69,8 @@ class PopArt(nn.Module):
         mu, sigma = self.mu_G.clone(), self.sigma_G
         if not self.settings.enabled:
             return sigma, mu
-        if ranks.size() > 1:
-            mean64, square64, _ = ranks.moments(targets_NG)
+        if ranks.count_joined() > 1:
+            mean64, square64, _ = ranks.compute_moments(targets_NG)
             mean, variance = mean64.to(mu.dtype), (square64 - mean64.square()).clamp_min(0).to(mu.dtype)
         else:
             variance, mean = torch.var_mean(targets_NG, 0, correction=0)
@@ -127,7 +127,7 @@ class AdvantageScale(nn.Module):
             (reward_N != 0).sum(0, keepdim=True),
             reward_N.new_full((1,), len(square_NG)),
         )
-        sums = ranks.total(torch.cat(own))
+        sums = ranks.sum_tensor(torch.cat(own))
         reward_square, rewards, steps = sums[-3:].unbind()
         is_usable = is_finite(sums).all() & (steps > 0)
         self._average(self.square_G, self.updates, sums[:-3] / steps, is_usable)
@@ -172,7 +172,7 @@ class Temperature(nn.Module):
     def update(self, entropy_NG: Tensor) -> None:
         """Move the weights by the mean entropy of an update's steps, those of all ranks. An update with a number that
         is not finite, or without steps, changes nothing."""
-        sums = ranks.total(
+        sums = ranks.sum_tensor(
             torch.cat((entropy_NG.sum(0, dtype=torch.float64), entropy_NG.new_full((1,), len(entropy_NG))))
         )
         excess_G = (sums[:-1] / sums[-1] / self.action_size + 1.0).clamp(-1.0, 1.0)

@@ -14,8 +14,9 @@ free.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from pipelines.config.model import Activation, ActorSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, make_grid
 from pipelines.nets import init
-from pipelines.nets.features import features
+from pipelines.nets.inputs import to_features
 from pipelines.nets.linear import MLP
 
 
@@ -55,7 +56,7 @@ class Actor(nn.Module):
         width = settings.hidden[0]
         self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
         blocks = (_ResidualLayer(width, inner, settings.activation) for inner in settings.hidden)
-        self.net.hidden = nn.Sequential(init.linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
+        self.net.hidden = nn.Sequential(init.make_linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
 
     def forward(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., G, P)."""
@@ -65,11 +66,47 @@ class Actor(nn.Module):
 
     def acting(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., P) with the acting discount's head alone."""
+        # Rows of the last layer, not of its output: acting, one token at a time, would pay for all discounts.
         last, first = self.net.last, (self.num_discounts - 1) * self.num_params
         out = F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:])
         return out.to(torch.promote_types(out.dtype, torch.float32))
 
 
+class Distribution(ABC):
+    """A family of action distributions, over parameters that a linear layer outputs."""
+
+    num_params: int
+    noise_size: int
+    hard: bool
+    """Whether samples are choices, of which some may be drawn twice."""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Map (..., P) and a stored action to its log-probability (...,)."""
+
+    @abstractmethod
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Map (..., P) and uniforms (..., Z) to features (..., F)."""
+
+    @abstractmethod
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Compute the most probable action's features (..., F)."""
+
+    @abstractmethod
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Compute the entropy (...,) in nats; for Box see each distribution."""
+
+    def action_entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Compute the entropy (...,) of actions, which a bonus raises. For Gaussians it costs several times as much as
+        `entropy`, which is the one before tanh."""
+        return self.entropy(params, legal)
+
+    @abstractmethod
+    def to_stored(self, features: Tensor) -> Tensor:
+        """Convert features to stored form."""
+
+
+_TINY = 1e-12
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
@@ -92,27 +129,18 @@ _TAILS = (
 
 def invert_erf(x: Tensor) -> Tensor:
     """Compute the inverse of the error function in operators that any runtime has, with an error of about 1e-6."""
+
+    def evaluate(coefficients: tuple[float, ...], at: Tensor) -> Tensor:
+        value = torch.full_like(at, coefficients[0])
+        for coefficient in coefficients[1:]:
+            value = value * at + coefficient
+        return value
+
     w = -torch.log((1 - x) * (1 + x))
-    return x * torch.where(w < 5, _evaluate(_CENTRE, w - 2.5), _evaluate(_TAILS, w.clamp_min(5).sqrt() - 3))
+    return x * torch.where(w < 5, evaluate(_CENTRE, w - 2.5), evaluate(_TAILS, w.clamp_min(5).sqrt() - 3))
 
 
-def _evaluate(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
-    value = torch.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        value = value * x + coefficient
-    return value
-
-
-def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    return -0.5 * ((inner - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TAU
-
-
-def _log_slope(inner: Tensor) -> Tensor:
-    """Compute log(1 - tanh(inner)^2)."""
-    return 2 * (math.log(2) - inner - F.softplus(-2 * inner))
-
-
-class _BoxPolicy:
+class _BoxPolicy(Distribution):
     hard = False
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
@@ -136,14 +164,26 @@ _NODES = (0.0, 1.3556261799742659, -1.3556261799742659, 2.8569700138728056, -2.8
 _WEIGHTS = (0.5333333333333333, 0.2220759220056126, 0.2220759220056126, 0.0112574113277207, 0.0112574113277207)
 
 
-def _mean_log_slope(mean: Tensor, std: Tensor) -> Tensor:
-    """Compute the mean of log(1 - tanh(x)^2) over x ~ N(mean, std^2) by quadrature: a gradient without the noise of a
-    draw. Off by less than .01 up to a deviation of 1, by about .5 at 4."""
-    weighted = zip(_NODES, _WEIGHTS, strict=True)
-    return torch.stack([weight * _log_slope(mean + node * std) for node, weight in weighted]).sum(0)
+class _TanhPolicy(_BoxPolicy):
+    """tanh of a random vector with normal components."""
+
+    @staticmethod
+    def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        return -0.5 * ((inner - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TAU
+
+    @staticmethod
+    def _log_slope(inner: Tensor) -> Tensor:
+        """Compute log(1 - tanh(inner)^2)."""
+        return 2 * (math.log(2) - inner - F.softplus(-2 * inner))
+
+    def _mean_log_slope(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Compute the mean of log(1 - tanh(x)^2) over x ~ N(mean, std^2) by quadrature: a gradient without the noise of
+        a draw. Off by less than .01 up to a deviation of 1, by about .5 at 4."""
+        weighted = zip(_NODES, _WEIGHTS, strict=True)
+        return torch.stack([weight * self._log_slope(mean + node * std) for node, weight in weighted]).sum(0)
 
 
-class TanhGaussian(_BoxPolicy):
+class TanhGaussian(_TanhPolicy):
     """tanh of a Gaussian with a bounded deviation. `entropy` is the one before tanh, `action_entropy` the one after:
     before tanh, a policy that always takes a bound of the range could have any entropy."""
 
@@ -159,7 +199,7 @@ class TanhGaussian(_BoxPolicy):
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         mean, log_std = self._split(params)
         inner = self._flat(action).atanh()
-        return (_log_normal(inner, mean, log_std) - _log_slope(inner)).sum(-1)
+        return (self._log_normal(inner, mean, log_std) - self._log_slope(inner)).sum(-1)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
         mean, log_std = self._split(params)
@@ -171,13 +211,12 @@ class TanhGaussian(_BoxPolicy):
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
 
-    def action_entropy(self, params: Tensor) -> Tensor:
-        """Compute the entropy (...,) of actions."""
+    def action_entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         mean, log_std = self._split(params)
-        return (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
+        return (log_std + 0.5 + _HALF_LOG_TAU + self._mean_log_slope(mean, log_std.exp())).sum(-1)
 
 
-class GaussianMixture(_BoxPolicy):
+class GaussianMixture(_TanhPolicy):
     """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
     of its mode. Both entropies are upper bounds: that of the choice plus the mean of the modes'."""
 
@@ -196,8 +235,8 @@ class GaussianMixture(_BoxPolicy):
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         log_weight, mean, log_std = self._split(params)
         inner = self._flat(action).atanh()
-        by_mode = _log_normal(inner[..., None, :], mean, log_std).sum(-1)
-        return (log_weight + by_mode).logsumexp(-1) - _log_slope(inner).sum(-1)
+        by_mode = self._log_normal(inner[..., None, :], mean, log_std).sum(-1)
+        return (log_weight + by_mode).logsumexp(-1) - self._log_slope(inner).sum(-1)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
         log_weight, mean, log_std = self._split(params)
@@ -219,10 +258,9 @@ class GaussianMixture(_BoxPolicy):
         inside = (log_std + 0.5 + _HALF_LOG_TAU).sum(-1)
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
-    def action_entropy(self, params: Tensor) -> Tensor:
-        """Compute the upper bound (...,) of the entropy of actions."""
+    def action_entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         log_weight, mean, log_std = self._split(params)
-        inside = (log_std + 0.5 + _HALF_LOG_TAU + _mean_log_slope(mean, log_std.exp())).sum(-1)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU + self._mean_log_slope(mean, log_std.exp())).sum(-1)
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
 
@@ -238,10 +276,12 @@ class BetaPolicy(_BoxPolicy):
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
         self.num_params = 2 * space.flat_size
+        # Two gamma variates for each axis, with a normal number and a uniform for each try: a fixed number of uniforms,
+        # so that a draw has no loop and the same noise gives the same action in every runtime.
         self.noise_size = 2 * 2 * _TRIES * space.flat_size
 
     def _split(self, params: Tensor) -> Tensor:
-        """Return both shapes (..., 2, F)."""
+        """Compute both shapes (..., 2, F)."""
         return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -254,15 +294,28 @@ class BetaPolicy(_BoxPolicy):
         shapes = self._split(params)
         uniform = noise.unflatten(-1, (2, self.size, 2 * _TRIES))
         shapes = shapes.expand(uniform.shape[:-1])
-        drawn = draw_gamma(shapes.detach(), uniform)
+        drawn = self._draw_gamma(shapes.detach(), uniform)
         x = drawn[..., 0, :] / drawn.sum(-2)
         if torch.compiler.is_exporting():
             return 2 * x.clamp(*_INSIDE) - 1
         draw: Any = _BetaDraw.apply
         return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
 
+    @staticmethod
+    def _draw_gamma(shape: Tensor, uniform: Tensor) -> Tensor:
+        """Draw gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from uniforms (..., 2
+        tries); the last try is always accepted."""
+        tries = uniform.shape[-1] // 2
+        d = shape[..., None] - 1 / 3
+        x = to_normal(uniform[..., :tries])
+        v = (1 + x / (9 * d).sqrt()).pow(3)
+        u = uniform[..., tries:].clamp_min(1e-12)
+        good = (v > 0) & (u.log() < 0.5 * x.square() + d - d * v + d * v.clamp_min(1e-12).log())
+        index = torch.cat((good[..., :-1], torch.ones_like(good[..., :1])), -1).byte().argmax(-1, keepdim=True)
+        return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
+
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the most probable action; the middle where the distribution is uniform (both shapes 1)."""
+        """Compute the most probable action; the middle where the distribution is uniform (both shapes 1)."""
         a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
         return 2 * a / (a + b) - 1
 
@@ -271,19 +324,6 @@ class BetaPolicy(_BoxPolicy):
         beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
         inside = beta - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
         return (inside + math.log(2)).sum(-1)
-
-
-def draw_gamma(shape: Tensor, uniform: Tensor) -> Tensor:
-    """Draw gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from (..., 2 tries) uniforms;
-    the last try is always accepted."""
-    tries = uniform.shape[-1] // 2
-    d = shape[..., None] - 1 / 3
-    x = to_normal(uniform[..., :tries])
-    v = (1 + x / (9 * d).sqrt()).pow(3)
-    u = uniform[..., tries:].clamp_min(1e-12)
-    good = (v > 0) & (u.log() < 0.5 * x.square() + d - d * v + d * v.clamp_min(1e-12).log())
-    index = torch.cat((good[..., :-1], torch.ones_like(good[..., :1])), -1).byte().argmax(-1, keepdim=True)
-    return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
 
 
 class _BetaDraw(torch.autograd.Function):
@@ -304,69 +344,7 @@ class _BetaDraw(torch.autograd.Function):
         return None, grads[0] * by_a, grads[0] * by_b
 
 
-_TINY = 1e-12
-
-
-class Distribution(Protocol):
-    """A family of action distributions, over parameters that a linear layer outputs."""
-
-    num_params: int
-    noise_size: int
-    hard: bool
-    """Whether samples are choices, of which some may be drawn twice."""
-
-    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Map (..., P) and a stored action to its log-probability (...,)."""
-
-    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Map (..., P) and uniforms (..., Z) to features (..., F)."""
-
-    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the most probable action's features (..., F)."""
-
-    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the entropy (...,) in nats; for Box see each distribution."""
-
-    def to_stored(self, features: Tensor) -> Tensor:
-        """Convert features to stored form."""
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """Compute torch's softmax over the last dimension, but several times faster where that dimension is small."""
-    weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
-    return weights / weights.sum(-1, keepdim=True)
-
-
-def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
-    """Return floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
-
-    Mixed, not clamped: a clamp has zero gradient, so a policy that is confident and wrong would stay so.
-    """
-    if legal is None:
-        return floor + (1 - probs.shape[-1] * floor) * probs
-    return (floor + (1 - legal.sum(-1, keepdim=True) * floor) * probs) * legal
-
-
-def pick(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw an index by inverse transform sampling: (..., A), (...,) -> (...,) int64; never one of probability 0."""
-    cumulated = probs.cumsum(-1)
-    index = (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1)
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # guard against rounding
-    return torch.minimum(index, last)
-
-
-def draw_gumbel(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Return soft choices (..., A) whose maximum is a sample (Jang et al. 2017, arXiv 1611.01144)."""
-    noise = -(-uniform.clamp(_TINY, 1 - 1e-7).log()).log()
-    return softmax((log_probs + noise) / temperature)
-
-
-def _allow_some(legal: Tensor) -> Tensor:
-    """Make everything legal where nothing is."""
-    return legal | ~legal.any(-1, keepdim=True)
-
-
-class Categorical:
+class Categorical(Distribution):
     """One choice of n, with a floor mixed into the probabilities, at most a tenth in total."""
 
     hard = True
@@ -378,51 +356,83 @@ class Categorical:
         self.floor = min(settings.probability_floor, 0.1 / space.n)
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return probabilities (..., n)."""
+        """Compute probabilities (..., n)."""
         if legal is not None:
-            legal = _allow_some(legal)
+            legal = self._allow_some(legal)
             params = params.masked_fill(~legal, -torch.inf)
-        return mix_floor(softmax(params), self.floor, legal)
+        return self.mix_floor(self._softmax(params), self.floor, legal)
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
-        return log_prob_of(self.probs(params, legal), action)
+        # An impossible choice counts as improbable and has no gradient.
+        return self.probs(params, legal).gather(-1, action.long()[..., None])[..., 0].clamp_min(_TINY).log()
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
         probs = self.probs(params, legal)
         if self.temperature is None:
-            soft, index = probs, pick(probs.detach(), noise[..., 0])
+            soft, index = probs, self.pick(probs.detach(), noise[..., 0])
         else:
             log_probs = probs.clamp_min(_TINY).log().masked_fill(probs == 0, -torch.inf)
-            soft = draw_gumbel(log_probs, noise, self.temperature)
+            gumbel = -(-noise.clamp(_TINY, 1 - 1e-7).log()).log()  # Jang et al. 2017, arXiv 1611.01144
+            soft = self._softmax((log_probs + gumbel) / self.temperature)
             index = soft.argmax(-1)
-        hard = features(index, self.space)
+        hard = to_features(index, self.space)
         return hard + (soft - soft.detach()) if soft.requires_grad else hard
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return features(self.most_likely(params, legal), self.space)
+        return to_features(self.most_likely(params, legal), self.space)
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return entropy(self.probs(params, legal))
+        probs = self.probs(params, legal)
+        return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
 
     def max_entropy(self, legal: Tensor | None = None) -> Tensor | float:
         """Compute the entropy (...,) of a uniform choice among the legal ones; infinite where a single one is legal, so
         that an entropy's share of it is 0."""
         if legal is None:
             return math.log(self.space.n)
-        count = _allow_some(legal).sum(-1).float()
+        count = self._allow_some(legal).sum(-1).float()
         return torch.where(count > 1, count.log(), torch.inf)
 
     def to_stored(self, features: Tensor) -> Tensor:
         return features.argmax(-1).int()
 
+    @staticmethod
+    def _softmax(logits: Tensor) -> Tensor:
+        """Compute torch's softmax over the last dimension, but several times faster where that dimension is small."""
+        weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    @staticmethod
+    def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
+        """Compute floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
+
+        Mixed, not clamped: a clamp has zero gradient, so a policy that is confident and wrong would stay so.
+        """
+        if legal is None:
+            return floor + (1 - probs.shape[-1] * floor) * probs
+        return (floor + (1 - legal.sum(-1, keepdim=True) * floor) * probs) * legal
+
+    @staticmethod
+    def pick(probs: Tensor, uniform: Tensor) -> Tensor:
+        """Draw an index by inverse transform sampling: (..., A), (...,) -> (...,) int64; never one of probability 0."""
+        cumulated = probs.cumsum(-1)
+        index = (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1)
+        last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # guard against rounding
+        return torch.minimum(index, last)
+
+    @staticmethod
+    def _allow_some(legal: Tensor) -> Tensor:
+        """Make everything legal where nothing is."""
+        return legal | ~legal.any(-1, keepdim=True)
+
     def index(self, action: Tensor) -> Tensor:
-        """Return the numbers (...,) int64 of the choices that stored actions are."""
+        """Convert stored actions to the numbers (...,) int64 of choices."""
         return action.long()
 
     def most_likely(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the number (...,) int64 of the most probable choice."""
+        """Find the number (...,) int64 of the most probable choice."""
         if legal is not None:
-            params = params.masked_fill(~_allow_some(legal), -torch.inf)
+            params = params.masked_fill(~self._allow_some(legal), -torch.inf)
         return params.argmax(-1)
 
 
@@ -441,8 +451,8 @@ class GridChoice(Categorical):
         self.shape, self.points = space.shape, settings.grid_points
         self._grids = {torch.device("cpu"): grid.reshape(len(grid), -1)}  # by device: a copy at each use would wait
 
-    def _points(self, chosen: Tensor) -> Tensor:
-        """Return the features (..., F) of choices in one-hot form (..., A)."""
+    def _read_points(self, chosen: Tensor) -> Tensor:
+        """Look up the features (..., F) of choices in one-hot form (..., A)."""
         if chosen.device not in self._grids:
             self._grids[chosen.device] = self._grids[torch.device("cpu")].to(chosen.device)
         return chosen @ self._grids[chosen.device].to(chosen.dtype)
@@ -459,27 +469,16 @@ class GridChoice(Categorical):
         return super().log_prob(params, self.index(action), legal)
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        return self._points(super().sample(params, noise, legal))
+        return self._read_points(super().sample(params, noise, legal))
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        return self._points(super().mode(params, legal))
+        return self._read_points(super().mode(params, legal))
 
     def to_stored(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
 
 
-def log_prob_of(probs: Tensor, action: Tensor) -> Tensor:
-    """Gather log-probabilities: (..., A), (...,) -> (...,). An impossible choice counts as improbable and has no
-    gradient."""
-    return probs.gather(-1, action.long()[..., None])[..., 0].clamp_min(_TINY).log()
-
-
-def entropy(probs: Tensor) -> Tensor:
-    """Compute the entropy of choices (..., A) -> (...,)."""
-    return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
-
-
-class _Categoricals:
+class _Categoricals(Distribution):
     """A choice at each of k places, independent given the state; log-probabilities add up."""
 
     hard = True
@@ -514,7 +513,7 @@ class _Categoricals:
         return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
 
 
-class Bernoulli:
+class Bernoulli(Distribution):
     """n independent bits; the log-probability is the mean over bits, so that its scale does not grow with n."""
 
     hard = True
@@ -525,7 +524,7 @@ class Bernoulli:
         self.floor = settings.bit_probability_floor
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the probability that each bit is set."""
+        """Compute the probability that each bit is set."""
         probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
         return probs if legal is None else probs * legal
 
@@ -550,14 +549,14 @@ class Bernoulli:
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         probs = self.probs(params, legal)
-        return entropy(torch.stack((probs, 1 - probs), -1)).sum(-1)
+        either = torch.stack((probs, 1 - probs), -1)
+        return -(either * either.clamp_min(_TINY).log()).sum(-1).sum(-1)
 
     def to_stored(self, features: Tensor) -> Tensor:
         return (features > 0.5).to(torch.uint8)
 
 
-Policy = Categorical | _Categoricals | Bernoulli | TanhGaussian | BetaPolicy | GaussianMixture
-_BOX: dict[str, Callable[[Box, ActorSettings], TanhGaussian | BetaPolicy | GaussianMixture | GridChoice]] = {
+_BOX: dict[str, Callable[[Box, ActorSettings], Distribution]] = {
     "tanh-gaussian": TanhGaussian,
     "beta": BetaPolicy,
     "gaussian-mixture": GaussianMixture,
@@ -565,15 +564,7 @@ _BOX: dict[str, Callable[[Box, ActorSettings], TanhGaussian | BetaPolicy | Gauss
 }
 
 
-def action_entropy(policy: Policy, params: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Compute the entropy (...,) of a policy's actions, which a bonus raises. For Gaussians it costs several times as
-    much as `entropy`, which is the one before tanh."""
-    if isinstance(policy, TanhGaussian | GaussianMixture):
-        return policy.action_entropy(params)
-    return policy.entropy(params, legal)
-
-
-def make_distribution(space: Space, settings: ActorSettings) -> Policy:
+def make_distribution(space: Space, settings: ActorSettings) -> Distribution:
     """Make the distribution for an action space; for Box, the one that the settings name."""
     match space:
         case Discrete():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,8 +23,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from pipelines.nets.compute import mark_constant
+from pipelines.nets.compute import keep_constant
 from pipelines.nets.packing import Packing
+
+KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
+_call_kept = functools.lru_cache(maxsize=16)(operator.call)
+
+
+def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
+    """Call `make(*arguments)` for a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
+    program always makes its own."""
+    kept = size <= KEPT and not torch.compiler.is_compiling()
+    return _call_kept(make, *arguments) if kept else make(*arguments)
 
 
 @dataclass(frozen=True)
@@ -43,49 +54,84 @@ class AttentionWindow:
             return replace(self, size=None, sink=0)
         return self
 
+    def make_mask(self, length: int, packing: Packing | None, device: torch.device) -> Tensor:
+        """Make the mask of the keys that each query sees, bool: of a single context (T, T), or within each document of
+        packed rows (R, 1, W, W)."""
+        if packing is None:
+            return _keep(self._make_causal, length * length, length, self.size, self.sink, device)
+
+        def make() -> Tensor:
+            document, index = packing.document_RW, packing.age_RW
+            place = torch.arange(packing.width, device=document.device)
+            age = place[:, None] - place
+            seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
+            if self.size is not None:
+                seen &= (age < self.size) | (index < self.sink)[:, None, :]
+            return seen[:, None]
+
+        return packing.keep((self.size, self.sink), make)
+
+    def make_blocks(self, length: int, packing: Packing | None, device: torch.device) -> BlockMask:
+        """Make the mask of `make_mask` in the form that FlexAttention needs."""
+        if packing is None:
+            return self._make_causal_blocks(length, self.size, self.sink, device)
+
+        def make() -> BlockMask:
+            document, age, size, sink = packing.document_RW, packing.age_RW, self.size, self.sink
+
+            def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                together = (document[b, i] == document[b, j]) & (i >= j)
+                return together if size is None else together & ((i - j < size) | (age[b, j] < sink))
+
+            rows, width = document.shape
+            return create_block_mask(sees, rows, None, width, width, device=device)
+
+        return packing.keep(("flex", self.size, self.sink), make)
+
+    @staticmethod
+    def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
+        """Make a mask (T, T), bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
+        key = torch.arange(length, device=device)
+        query = key[:, None]
+        return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
+
+    @staticmethod
+    def make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
+        """Make a mask (blocks, w, sink + 2 w), bool: which of the keys of `around` each query sees."""
+        sink = min(sink, blocks * w)
+        query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
+        begin = torch.arange(blocks, device=device)[:, None, None] * w
+        near = begin - w + torch.arange(2 * w, device=device)
+        first = torch.arange(sink, device=device).expand(blocks, 1, -1)
+        far = query - first >= w  # only the part of the sink that the window does not reach
+        return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=16)
+    def _make_causal_blocks(length: int, size: int | None, sink: int, device: torch.device) -> BlockMask:
+        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) if size is None else (i >= j) & ((i - j < size) | (j < sink))
+
+        return create_block_mask(sees, None, None, length, length, device=device)
+
+    @staticmethod
+    @functools.cache
+    def make_clip(cap: float | None) -> Callable[..., Tensor] | None:
+        """Make the modification of scores by a logit clip."""
+        # Cached: for another function, though it does the same, FlexAttention would be compiled again.
+        if cap is None:
+            return None
+
+        def clip(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return cap * torch.tanh(score / cap)
+
+        return clip
+
 
 _Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
 _FLEX_HEAD = 16  # minimum head size of FlexAttention's kernels
 _MOST_HEAD = 256  # head size that flash-attn and torch's varlen kernel support
-KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
-
-
-def _keep(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
-    """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
-    program always makes its own."""
-    kept = size <= KEPT and not torch.compiler.is_compiling()
-    return _kept(make, *arguments) if kept else make(*arguments)
-
-
-@functools.lru_cache(maxsize=16)
-def _kept(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    return make(*arguments)
-
-
-def _make_causal(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
-    """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
-    key = torch.arange(length, device=device)
-    query = key[:, None]
-    return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
-
-
-def make_mask(length: int, window: AttentionWindow, packing: Packing | None, device: torch.device) -> Tensor:
-    """Make the mask of the keys that each query sees, bool: of a single context (T, T), or within each document of
-    packed rows (R, 1, W, W)."""
-    if packing is None:
-        return _keep(_make_causal, length * length, length, window.size, window.sink, device)
-
-    def make() -> Tensor:
-        document, index = packing.document_RW, packing.age_RW
-        place = torch.arange(packing.width, device=document.device)
-        age = place[:, None] - place
-        seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
-        if window.size is not None:
-            seen &= (age < window.size) | (index < window.sink)[:, None, :]
-        return seen[:, None]
-
-    return packing.keep((window.size, window.sink), make)
 
 
 def dense(
@@ -97,16 +143,13 @@ def dense(
 
 def compute_weights(q_BHTD: Tensor, k_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None) -> Tensor:
     """Compute attention weights (B, H, T, T) before dropout, in float32 or better."""
-    scores = _widen(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
-    seen = make_mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
-    return _clip(scores, window.logit_clip).masked_fill(~seen, -math.inf).softmax(-1)
+    seen = window.make_mask(q_BHTD.shape[2], packing, q_BHTD.device)
+    return _compute_scores(q_BHTD, k_BHTD, window.logit_clip).masked_fill(~seen, -math.inf).softmax(-1)
 
 
-def _widen(scores: Tensor) -> Tensor:
-    return scores.float() if scores.dtype in HALF else scores
-
-
-def _clip(scores: Tensor, cap: float | None) -> Tensor:
+def _compute_scores(q: Tensor, k: Tensor, cap: float | None) -> Tensor:
+    products = q @ k.transpose(-1, -2)
+    scores = (products.float() if products.dtype in HALF else products) / math.sqrt(q.shape[-1])
     return scores if cap is None else cap * (scores / cap).tanh()
 
 
@@ -114,7 +157,7 @@ def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow
     """Compute torch's fused attention: memory linear in T unless a window or packing requires a mask."""
     if window.size is None and packing is None:
         return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=window.dropout, is_causal=True)
-    seen = make_mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
+    seen = window.make_mask(q_BHTD.shape[2], packing, q_BHTD.device)
     return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen, dropout_p=window.dropout)
 
 
@@ -135,23 +178,12 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
         first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
         return torch.cat((first, before, x), 3)
 
-    seen = _keep(_make_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
+    seen = _keep(window.make_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=window.dropout)
     out = out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
     return out[:, :, :length]
-
-
-def _make_band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
-    """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
-    sink = min(sink, blocks * w)
-    query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
-    begin = torch.arange(blocks, device=device)[:, None, None] * w
-    near = begin - w + torch.arange(2 * w, device=device)
-    first = torch.arange(sink, device=device).expand(blocks, 1, -1)
-    far = query - first >= w  # only the part of the sink that the window does not reach
-    return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
@@ -169,8 +201,8 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindo
         out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
         return out.transpose(1, 2)
     longest, ends = packing.width, packing.cumulative
-    parts = (pack_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
-    return unpack_tokens(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
+    parts = (packing.take_tokens(x) for x in (q_BHTD, k_BHTD, v_BHTD))
+    return packing.put_tokens(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options))
 
 
 def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
@@ -181,73 +213,28 @@ def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWind
     left = -1 if window.size is None else window.size - 1
     longest, ends, size = packing.width, packing.cumulative, q_BHTD.shape[-1]
     q_NHD, k_NHD, v_NHD = (
-        F.pad(pack_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD)
+        F.pad(packing.take_tokens(x), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD)
     )  # the kernel needs multiples of 8
     out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, scale=size**-0.5, window_size=(left, 0))
     assert isinstance(out_NHD, Tensor)
-    return unpack_tokens(out_NHD[..., :size], packing)
-
-
-def pack_tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
-    """Map (R, H, W, Dh) to (N, H, Dh): document after document, without empty places."""
-    return x_BHTD.transpose(1, 2).flatten(0, 1).index_select(0, packing.tokens_N)
-
-
-def unpack_tokens(x_NHD: Tensor, packing: Packing) -> Tensor:
-    rows, width = packing.document_RW.shape
-    out = x_NHD.new_zeros(rows * width, *x_NHD.shape[1:]).index_copy(0, packing.tokens_N, x_NHD)
-    return out.unflatten(0, (rows, width)).transpose(1, 2)
+    return packing.put_tokens(out_NHD[..., :size])
 
 
 def flex(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
     """Compute FlexAttention: masks and the logit clip as functions of indices, in one kernel, compiled on CUDA."""
-    length, device = q_BHTD.shape[2], q_BHTD.device
-
-    def make() -> BlockMask:
-        assert packing is not None
-        document, age, size, sink = packing.document_RW, packing.age_RW, window.size, window.sink
-
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            together = (document[b, i] == document[b, j]) & (i >= j)
-            return together if size is None else together & ((i - j < size) | (age[b, j] < sink))
-
-        rows, width = document.shape
-        return create_block_mask(seen, rows, None, width, width, device=device)
-
-    if packing is None:
-        mask = _make_causal_blocks(length, window.size, window.sink, device)
-    else:
-        mask = packing.keep(("flex", window.size, window.sink), make)
+    device, size = q_BHTD.device, q_BHTD.shape[-1]
+    mask = window.make_blocks(q_BHTD.shape[2], packing, device)
     run = _compile_flex() if device.type == "cuda" else flex_attention
-    size = q_BHTD.shape[-1]
     q, k, v = (F.pad(x, (0, max(0, _FLEX_HEAD - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
-    out: Tensor = run(q, k, v, score_mod=_make_clip(window.logit_clip), block_mask=mask, scale=size**-0.5)[..., :size]
+    out: Tensor = run(q, k, v, score_mod=window.make_clip(window.logit_clip), block_mask=mask, scale=size**-0.5)[
+        ..., :size
+    ]
     return out
 
 
 @functools.cache
 def _compile_flex() -> Any:
     return torch.compile(flex_attention)  # lengths become dynamic once they vary: no kernel per length
-
-
-@functools.cache
-def _make_clip(cap: float | None) -> Callable[..., Tensor] | None:
-    """Make the modification of scores, the same function for the same `cap`: another one would be compiled again."""
-    if cap is None:
-        return None
-
-    def clip(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return clip
-
-
-@functools.lru_cache(maxsize=16)
-def _make_causal_blocks(length: int, size: int | None, sink: int, device: torch.device) -> BlockMask:
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (i >= j) if size is None else (i >= j) & ((i - j < size) | (j < sink))
-
-    return create_block_mask(seen, None, None, length, length, device=device)
 
 
 BACKENDS: dict[str, _Backend] = {
@@ -305,14 +292,9 @@ def list_obstacles(device: torch.device) -> dict[str, str | None]:
     }
 
 
-@mark_constant
+@keep_constant
 def lacks(name: str) -> str | None:
-    """Return what CUDA backend `name` needs and this installation lacks; None: nothing. Constant for a compiler."""
-    return _lacks(name)
-
-
-@functools.cache
-def _lacks(name: str) -> str | None:
+    """Find what CUDA backend `name` needs and this installation lacks; None: nothing."""
     if name == "flex":
         return None if find_spec("triton") is not None else "triton is not installed"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
@@ -384,5 +366,5 @@ def attend_cached(
     q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
     if cap is None and not torch.compiler.is_exporting():  # ONNX would transpose all keys, twice
         return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]
-    scores = _widen(q_BH1D @ k_BHSD.transpose(-1, -2)) / math.sqrt(q_BHD.shape[-1])
-    return (_clip(scores, cap).masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]
+    scores = _compute_scores(q_BH1D, k_BHSD, cap)
+    return (scores.masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -28,7 +28,7 @@ class Selectable(Protocol):
         end."""
 
 
-def bytes_of(memory: object) -> int:
+def count_bytes(memory: object) -> int:
     """Count the bytes of a memory's tensors."""
     parts = [value if isinstance(value, list | tuple) else [value] for value in vars(memory).values()]
     return sum(value.nbytes for value in itertools.chain(*parts) if isinstance(value, Tensor))
@@ -42,8 +42,30 @@ class NoMemory:
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[Self]:
-        """See `Selectable`."""
         yield self
+
+
+class State:
+    """Memory of recurrent encoders: tensors (L, N, ...), zero when empty."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = list(tensors)
+
+    def reset(self, mask_N: Tensor) -> None:
+        for tensor in self.tensors:
+            tensor[:, mask_N] = 0.0
+
+    @contextlib.contextmanager
+    def at(self, actors_B: Tensor) -> Iterator[State]:
+        chosen = State(*(tensor[:, actors_B] for tensor in self.tensors))
+        yield chosen
+        for tensor, new in zip(self.tensors, chosen.tensors, strict=True):
+            tensor[:, actors_B] = new
+
+    def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
+        """Undo changes to the actors in `mask_N` since `before`."""
+        for tensor, old in zip(self.tensors, before, strict=True):
+            tensor[:, mask_N] = old[:, mask_N]
 
 
 class KVCache:
@@ -72,8 +94,8 @@ class KVCache:
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[KVCache]:
-        """See `Selectable`. A range of actors is not copied; of others, the slots in use are copied, and the one that
-        the step writes is copied back."""
+        """Yield a memory of some actors. A range of them is not copied; of others, the slots in use are copied, and the
+        one that the step writes is copied back."""
         first, count = int(actors_B[0]), len(actors_B)
         chosen = object.__new__(KVCache)
         chosen.ring, chosen.sink, chosen.capacity, chosen.num_heads = (
@@ -95,21 +117,21 @@ class KVCache:
             return
         chosen.written_N = self.written_N[actors_B]
         used = min(int(chosen.written_N.max()) + 1, self.capacity)
-        chosen.keys, chosen.values = (self._taken(slots, actors_B, used) for slots in (self.keys, self.values))
+        chosen.keys, chosen.values = (self._take(slots, actors_B, used) for slots in (self.keys, self.values))
         yield chosen
         self.written_N[actors_B] = chosen.written_N
-        slot_B = self._slot(chosen.written_N - 1)
+        slot_B = self._find_slot(chosen.written_N - 1)
         for slots, new in ((self.keys, chosen.keys), (self.values, chosen.values)):
             slots[:, actors_B, :, slot_B] = new[:, chosen._actors_N, :, slot_B]
 
-    def _taken(self, slots: Tensor, actors_B: Tensor, used: int) -> Tensor:
+    def _take(self, slots: Tensor, actors_B: Tensor, used: int) -> Tensor:
         taken = slots.new_empty(slots.shape[0], len(actors_B), *slots.shape[2:])
         taken[..., :used, :] = slots[:, actors_B, :, :used]
         return taken
 
     def begin_step(self) -> None:
         """Claim each actor's next slot; a full ring discards its oldest token."""
-        self._slot_N = self._slot(self.written_N)
+        self._slot_N = self._find_slot(self.written_N)
         self.written_N += 1
         self._used = min(int(self.written_N.max()), self.capacity)
         self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
@@ -122,7 +144,7 @@ class KVCache:
         return keys[:, :, : self._used], values[:, :, : self._used]
 
     def bias(self) -> Tensor:
-        """Return what is added to scores after `begin_step`, (N H, 1, S'): 0 where a slot holds a token, else -inf.
+        """Make what is added to scores after `begin_step`, (N H, 1, S'): 0 where a slot holds a token, else -inf.
         Claims the slots of `append_flat`."""
         self._rows = (self._first_NH + self._slot_N[:, None]).flatten()
         hidden = torch.zeros(self.visible_NS.shape, dtype=self.keys.dtype, device=self.keys.device)
@@ -144,10 +166,10 @@ class KVCache:
         for actor, length in enumerate(lengths_N.tolist()):
             time = torch.arange(length, device=k_NHTD.device)
             time = time[(time < self.sink) | (time >= length - self.ring)]
-            self.keys[layer, actor][:, self._slot(time)] = k_NHTD[actor, :, time]
-            self.values[layer, actor][:, self._slot(time)] = v_NHTD[actor, :, time]
+            self.keys[layer, actor][:, self._find_slot(time)] = k_NHTD[actor, :, time]
+            self.values[layer, actor][:, self._find_slot(time)] = v_NHTD[actor, :, time]
         self.written_N.copy_(lengths_N)
 
-    def _slot(self, time: Tensor) -> Tensor:
-        """Return the slot of an actor's `time`-th token."""
+    def _find_slot(self, time: Tensor) -> Tensor:
+        """Find the slot of an actor's `time`-th token."""
         return torch.where(time < self.sink, time, self.sink + (time - self.sink) % self.ring)

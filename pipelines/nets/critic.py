@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
 from pipelines.nets.compute import Kept
-from pipelines.nets.norms import symexp, symlog
+from pipelines.nets.inputs import symexp, symlog
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -41,19 +41,19 @@ class Readout(nn.Module, ABC):
 
     @abstractmethod
     def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        """Return values (C, R) in float32."""
+        """Compute values (C, R) in float32."""
 
     @abstractmethod
     def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        """Return d value / d x (C, R, W)."""
+        """Compute d value / d x (C, R, W)."""
 
     @abstractmethod
     def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
+        """Compute outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
 
     @abstractmethod
     def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
-        """Return the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
+        """Compute the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
         `grads`."""
 
 
@@ -96,17 +96,17 @@ class TwoHot(Readout):
         self.outputs = settings.bins
         self.symlog = settings.symlog
         ends = torch.tensor([settings.low, settings.high], dtype=torch.float64, device="cpu")
-        low, high = self._position(ends).tolist()
+        low, high = self._find_position(ends).tolist()
         self.low, self.step = low, (high - low) / (settings.bins - 1)
         self.register_buffer("bins_Z", torch.linspace(low, high, settings.bins), persistent=False)
         self.bins_Z: Tensor
         self.sigma = settings.label_sigma * self.step if settings.labels == "hl-gauss" else None
 
     def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        return self.decode(self._logits(x_CRW, weight, bias).softmax(-1))
+        return self.decode(self._compute_logits(x_CRW, weight, bias).softmax(-1))
 
     def input_gradients(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
-        probs_CRZ = self._logits(x_CRW, weight, bias).softmax(-1)
+        probs_CRZ = self._compute_logits(x_CRW, weight, bias).softmax(-1)
         mean_CR = probs_CRZ @ self.bins_Z
         slope_CRZ = probs_CRZ * (self.bins_Z - mean_CR[..., None])
         if self.symlog:
@@ -114,7 +114,7 @@ class TwoHot(Readout):
         return torch.bmm(slope_CRZ.to(weight.dtype), weight.mT)
 
     def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return self._logits(x_CGnW.flatten(1, 2), weight, bias)
+        return self._compute_logits(x_CGnW.flatten(1, 2), weight, bias)
 
     def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
         narrow_CRZ = slope.to(x_CGnW.dtype)
@@ -123,33 +123,33 @@ class TwoHot(Readout):
         return torch.bmm(narrow_CRZ, weight.mT)
 
     def decode(self, probs: Tensor) -> Tensor:
-        """Return the value of each distribution (..., Z)."""
+        """Compute the value of each distribution (..., Z)."""
         mean = probs @ self.bins_Z
         return symexp(mean) if self.symlog else mean
 
     def labels(self, target_R: Tensor) -> Tensor:
-        """Return the distribution that stands for each target (R, Z)."""
+        """Label each target with a distribution over bins (R, Z)."""
         if self.sigma is None:
             index_R2, share_R2 = self.neighbours(target_R)
             return share_R2.new_zeros(len(target_R), self.outputs).scatter_add_(1, index_R2, share_R2)
-        inside_R1 = self._position(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
+        inside_R1 = self._find_position(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
         edges = torch.cat((self.bins_Z - self.step / 2, self.bins_Z[-1:] + self.step / 2))
         below = torch.special.ndtr((edges - inside_R1) / self.sigma)
         mass_RZ = below.diff(dim=-1)
         return mass_RZ / mass_RZ.sum(-1, keepdim=True)
 
     def neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two bins around each target, and their shares (R, 2)."""
-        position_R = ((self._position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
+        """Find the two bins around each target, and their shares (R, 2)."""
+        position_R = ((self._find_position(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
         below_R = position_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN only in shares, never in an index
         share_R = position_R - below_R
         return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)
 
-    def _position(self, value: Tensor) -> Tensor:
-        """Return values in the bins' units."""
+    def _find_position(self, value: Tensor) -> Tensor:
+        """Convert values to the bins' units."""
         return symlog(value) if self.symlog else value
 
-    def _logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _compute_logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.bmm(x_CRW, weight).float() + bias
 
 
@@ -160,62 +160,13 @@ CPU_ROWS, _CUDA_ROWS = 3584, 1 << 18
 _slope = torch.ops.aten.leaky_relu_backward.grad_input
 
 
-def run_hidden(x_CRW: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    """Compute each hidden layer's output, given the first one's, `x_CRW`, which comes first in the list."""
-    outputs = [x_CRW]
-    for weight, bias in zip(weights, biases, strict=True):
-        outputs.append(F.leaky_relu_(torch.baddbmm(bias, outputs[-1], weight), SLOPE))
-    return outputs
-
-
-def backpropagate(
-    grad_CRW: Tensor,
-    outputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    grads: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
-) -> Tensor:
-    """Compute the gradient before the first layer's activation, given the one after the last's.
-
-    That one is overwritten, and so are the `outputs` of layers as wide as the one before, which saves allocations.
-    Gradients of weights and of biases are added to `grads`, each in the order of
-    `weights`, if given.
-    """
-    for place in range(len(weights), 0, -1):
-        _slope(grad_CRW, outputs[place], SLOPE, True, grad_input=grad_CRW)
-        if grads is not None:
-            add_product(grads[0][place - 1], outputs[place - 1].mT, grad_CRW)
-            grads[1][place - 1].add_(grad_CRW.sum(1, keepdim=True))
-        weight = weights[place - 1]
-        grad_CRW = torch.bmm(grad_CRW, weight.mT, out=outputs[place] if weight.shape[1] == weight.shape[2] else None)
-    return _slope(grad_CRW, outputs[0], SLOPE, True, grad_input=grad_CRW)
-
-
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Compute total += a b for each critic, summed in `total`'s precision."""
+    """Compute total += a b for each critic, or of all critics if `total` is a matrix, summed in `total`'s precision."""
+    over_critics = total.dim() == 2
     if total.dtype == a.dtype:
-        total.baddbmm_(a, b)
+        total.addbmm_(a, b) if over_critics else total.baddbmm_(a, b)
     else:
-        total += torch.bmm(a, b)
-
-
-def add_products(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Compute total += a b of all critics, summed in `total`'s precision."""
-    if total.dtype == a.dtype:
-        total.addbmm_(a, b)
-    else:
-        total += torch.bmm(a, b).sum(0, dtype=total.dtype)
-
-
-def split_chunks(rows: int, copies: int, device: torch.device) -> Iterator[slice]:
-    """Split `rows` into slices, where each row stands for `copies` rows of the critics."""
-    size = max(1, (_CUDA_ROWS if device.type == "cuda" else CPU_ROWS) // copies)
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def may_wait(rows: int, device: torch.device) -> bool:
-    """Check whether a pass over so many rows of the critics should first find out which of them are needed. For their
-    number the host waits for a device, which in the meantime would have computed all rows of a small pass."""
-    return device.type != "cuda" or rows > _CUDA_ROWS
+        total += torch.bmm(a, b).sum(0, dtype=total.dtype) if over_critics else torch.bmm(a, b)
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
@@ -238,7 +189,7 @@ class _Attach(torch.autograd.Function):
 
 
 def attach(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """Return `value` with an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
+    """Give `value` an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
 
     Either `value` is a scalar, or each of its elements depends only on the inputs at its own place: gradients
     (*value.shape, ...).
@@ -272,6 +223,30 @@ class _Layers:
         depth = len(inner) // 2
         return cls(inner[:depth], inner[depth:], last_weight, last_bias)
 
+    def run_hidden(self, x_CRW: Tensor, first: int = 0) -> list[Tensor]:
+        """Compute the outputs of hidden layers from number `first` on, given its input, `x_CRW`, which comes first in
+        the list."""
+        outputs = [x_CRW]
+        for weight, bias in zip(self.weights[first:], self.biases[first:], strict=True):
+            outputs.append(F.leaky_relu_(torch.baddbmm(bias, outputs[-1], weight), SLOPE))
+        return outputs
+
+    def backpropagate(self, grad_CRW: Tensor, outputs: Sequence[Tensor], grads: _Layers | None = None) -> Tensor:
+        """Compute the gradient before the first hidden layer's activation, given the one after the last's.
+
+        That one is overwritten, and so are the `outputs` of layers as wide as the one before, which saves allocations.
+        Gradients of all layers but the first are added to `grads`, if given.
+        """
+        for place in range(len(self.weights) - 1, 0, -1):
+            _slope(grad_CRW, outputs[place], SLOPE, True, grad_input=grad_CRW)
+            if grads is not None:
+                add_product(grads.weights[place], outputs[place - 1].mT, grad_CRW)
+                grads.biases[place].add_(grad_CRW.sum(1, keepdim=True))
+            weight = self.weights[place]
+            reuse = outputs[place] if weight.shape[1] == weight.shape[2] else None
+            grad_CRW = torch.bmm(grad_CRW, weight.mT, out=reuse)
+        return _slope(grad_CRW, outputs[0], SLOPE, True, grad_input=grad_CRW)
+
 
 class Ensemble(nn.Module):
     """Hidden layers and a last layer of C independent members; the last layer has a part for each discount."""
@@ -281,10 +256,10 @@ class Ensemble(nn.Module):
         members, widths = settings.ensemble, settings.hidden
         self.members, self.num_discounts, self.num_outputs = members, num_discounts, num_outputs
         sizes = list(zip((input_size, *widths), widths, strict=False))
-        self.weights = nn.ParameterList(init.members_(torch.empty(members, i, o), 2**0.5) for i, o in sizes)
+        self.weights = nn.ParameterList(init.fill_members(torch.empty(members, i, o), 2**0.5) for i, o in sizes)
         self.biases = nn.ParameterList(torch.zeros(members, 1, o) for _, o in sizes)
         shape = (members, widths[-1], num_discounts * num_outputs)
-        self.last_weight = nn.Parameter(init.members_(torch.empty(shape), init.VALUE_GAIN))
+        self.last_weight = nn.Parameter(init.fill_members(torch.empty(shape), init.VALUE_GAIN))
         self.last_bias = nn.Parameter(torch.zeros(members, 1, num_discounts * num_outputs))
         self._casts = Kept[_Layers]()
 
@@ -304,8 +279,14 @@ class Ensemble(nn.Module):
         torch.addcmul(shift_G1, bias, scale_G1, out=bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return all parameters, in the order of `_Layers`' fields."""
+        """List all parameters in the order of `_Layers`' fields."""
         return [*self.weights, *self.biases, self.last_weight, self.last_bias]
+
+    def split_chunks(self, h_ND: Tensor, copies: int = 1) -> Iterator[slice]:
+        """Split the rows of `h_ND` into slices, where each row stands for `copies` rows of every critic."""
+        rows = _CUDA_ROWS if h_ND.device.type == "cuda" else CPU_ROWS
+        size = max(1, rows // (self.members * copies))
+        return (slice(start, min(start + size, len(h_ND))) for start in range(0, len(h_ND), size))
 
 
 class ActionValues(Ensemble):
@@ -313,12 +294,12 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
-        """Return values (C, N, G, A), without gradient."""
+        """Compute values (C, N, G, A), without gradient."""
         layers, shape = self.layers(choose_dtype(h_ND.device)), (self.members, len(h_ND))
         out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
-            for rows in split_chunks(len(h_ND), self.members, h_ND.device):
-                out[:, rows] = _table(self._activations(h_ND[rows], layers)[-1], layers)
+            for rows in self.split_chunks(h_ND):
+                out[:, rows] = self._compute_table(self._run_layers(h_ND[rows], layers)[-1], layers)
         return out.view(*shape, self.num_discounts, self.num_outputs)
 
     def fused_loss(self, h_ND: Tensor, loss: _TableLoss) -> tuple[Tensor, Tensor]:
@@ -328,15 +309,17 @@ class ActionValues(Ensemble):
 
     @torch.no_grad()
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        # Forward and backward by hand, chunk by chunk: autograd would keep the outputs of all layers, for all rows and
+        # critics, until the backward.
         dtype, tensors = choose_dtype(h_ND.device), self.tensors()
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
         total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
-            for rows in split_chunks(len(h_ND), self.members, h_ND.device):
-                acts = self._activations(h_ND[rows], layers)
-                table_CnGA = _table(acts[-1], layers).unflatten(-1, out.shape[2:])
+            for rows in self.split_chunks(h_ND):
+                acts = self._run_layers(h_ND[rows], layers)
+                table_CnGA = self._compute_table(acts[-1], layers).unflatten(-1, out.shape[2:])
                 out[:, rows] = table_CnGA
                 part, slope_CnGA = loss(rows, table_CnGA)
                 total += part
@@ -346,28 +329,23 @@ class ActionValues(Ensemble):
                 grad.last_bias.add_(slope_CnO.sum(1, keepdim=True))
                 slope_CnO = slope_CnO.to(dtype)
                 add_product(grad.last_weight, acts[-1].mT, slope_CnO)
-                slope_CnW = backpropagate(
-                    torch.bmm(slope_CnO, layers.last_weight.mT),
-                    acts[1:],
-                    layers.weights[1:],
-                    (grad.weights[1:], grad.biases[1:]),
-                )
+                slope_CnW = layers.backpropagate(torch.bmm(slope_CnO, layers.last_weight.mT), acts[1:], grad)
                 # The input has no activation.
                 add_product(grad.weights[0], acts[0].mT, slope_CnW)
                 grad.biases[0].add_(slope_CnW.sum(1, keepdim=True))
-                add_products(grad_h[rows], slope_CnW, layers.weights[0].mT)
+                add_product(grad_h[rows], slope_CnW, layers.weights[0].mT)
         return total, out, [grad_h, *grads] if learn else None
 
-    def _activations(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
-        """Return the input of every layer of all critics, the state (C, n, D) first."""
+    def _run_layers(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
+        """List the inputs of all layers, the state (C, n, D) first."""
         x_CnD = h_nD.to(layers.last_weight.dtype).expand(self.members, -1, -1)
-        return run_hidden(x_CnD, layers.weights, layers.biases)
+        return layers.run_hidden(x_CnD)
 
-
-def _table(x_CnW: Tensor, layers: _Layers) -> Tensor:
-    """Return the last layer's output (C, n, O), in float32: learning depends on small differences of values, which bf16
-    does not resolve."""
-    return torch.baddbmm(layers.last_bias, x_CnW.float(), layers.last_weight.float())
+    @staticmethod
+    def _compute_table(x_CnW: Tensor, layers: _Layers) -> Tensor:
+        """Compute the last layer's output (C, n, O), in float32: learning depends on small differences of values, which
+        bf16 does not resolve."""
+        return torch.baddbmm(layers.last_bias, x_CnW.float(), layers.last_weight.float())
 
 
 class ActionInput(Ensemble):
@@ -388,7 +366,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def states(self, h_ND: Tensor) -> Tensor:
-        """Return the state's part of the first layer (C, N, W), without gradient."""
+        """Compute the state's part of the first layer (C, N, W), without gradient."""
         dtype = choose_dtype(h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
@@ -396,18 +374,19 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
-        """Return values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
+        """Compute values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
         broadcasts to that shape."""
         members, (count, discounts, samples, _) = self.members, action_NGKF.shape
         layers = self.layers(state_CNW.dtype)
         out = torch.zeros((members, discounts * samples, count), device=state_CNW.device)
         if needed is not None:
             needed = needed.expand(members, count, discounts, samples).permute(0, 2, 3, 1).flatten(1, 2)
-        some = needed if may_wait(out.numel(), out.device) else None
+        # Where the host need not wait long for their number, only the needed rows are computed.
+        some = needed if self.may_wait(out.numel(), out.device) else None
         with torch.autocast(state_CNW.device.type, enabled=False):
-            for rows in split_chunks(count, members * discounts * samples, state_CNW.device):
+            for rows in self.split_chunks(action_NGKF, discounts * samples):
                 picked = None if some is None else _Picked.of(some[..., rows].flatten(1))
-                _, value = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), picked)
+                _, value = self._compute_values(layers, state_CNW[:, rows], action_NGKF[rows], picked)
                 if picked is not None:
                     value = value.new_zeros(members, discounts * samples * len(action_NGKF[rows])).index_put_(
                         (picked.critic_M, picked.row_M), value[picked.critic_M, picked.place_M]
@@ -416,6 +395,12 @@ class ActionInput(Ensemble):
         if needed is not None and some is None:
             out = torch.where(needed, out, 0.0)
         return out.view(members, discounts, samples, count).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def may_wait(rows: int, device: torch.device) -> bool:
+        """Check whether a pass over so many rows of the critics should first find out which of them are needed. For
+        their number the host waits for a device, which in the meantime would have computed all rows of a small pass."""
+        return device.type != "cuda" or rows > _CUDA_ROWS
 
     def min_q(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
         """Average each critic's values over the K actions -> (minimum over the drawn critics (N, G), with gradient to
@@ -435,8 +420,8 @@ class ActionInput(Ensemble):
         slope = torch.zeros_like(action_NGKF, dtype=torch.float32) if learn else None
         drawn_MGN = drawn_MNG.transpose(1, 2)
         with torch.autocast(state_CNW.device.type, enabled=False):
-            for rows in split_chunks(count, members * discounts * samples, state_CNW.device):
-                acts, value_CR = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), None)
+            for rows in self.split_chunks(action_NGKF, discounts * samples):
+                acts, value_CR = self._compute_values(layers, state_CNW[:, rows], action_NGKF[rows], None)
                 value_CGn = value_CR.view(members, discounts, samples, -1).mean(2)
                 out_CGN[..., rows] = value_CGn
                 drawn_MGn = drawn_MGN[..., rows]
@@ -446,14 +431,14 @@ class ActionInput(Ensemble):
                 critic_Gn = drawn_MGn.gather(0, place_Gn[None])[0]
                 critic_R = critic_Gn[:, None].expand(-1, samples, -1).flatten()
                 wanted_CR = critic_R == torch.arange(members, device=critic_R.device)[:, None]
-                picked = _Picked.of(wanted_CR) if may_wait(out_CGN.numel() * samples, critic_R.device) else None
+                picked = _Picked.of(wanted_CR) if self.may_wait(out_CGN.numel() * samples, critic_R.device) else None
                 outputs = acts if picked is None else [picked.rows_of(output) for output in acts]
-                discount_R = self._discounts(critic_R.numel(), critic_R.device)
+                discount_R = self._list_discounts(critic_R.numel(), critic_R.device)
                 discount_CP = discount_R.expand(members, -1) if picked is None else discount_R[picked.row_CP]
                 slope_CPW = self.readout.input_gradients(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
                 if picked is None:
                     slope_CPW = slope_CPW * wanted_CR[..., None]
-                slope_CPW = backpropagate(slope_CPW, outputs, layers.weights[1:])
+                slope_CPW = layers.backpropagate(slope_CPW, outputs)
                 slope_CPF = torch.bmm(slope_CPW, layers.weights[0][:, self.parts[0] : -1].mT)
                 if picked is None:
                     slope_RF = slope_CPF.sum(0, dtype=slope.dtype) / samples
@@ -486,47 +471,48 @@ class ActionInput(Ensemble):
         out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
         total = out_CGN.new_zeros(())
         by_state, by_action = layers.weights[0][:, : self.parts[0]], layers.weights[0][:, self.parts[0] : -1]
-        by_horizon_CG1W = self._by_horizon(layers)
+        by_horizon_CG1W = self._compute_horizon_part(layers)
         with torch.autocast(h_ND.device.type, enabled=False):
             input_NI = torch.cat((h_ND.to(dtype), action_NF.to(dtype)), 1)
-            for rows in split_chunks(len(h_ND), members * discounts, h_ND.device):
+            for rows in self.split_chunks(h_ND, discounts):
                 input_CnI = input_NI[rows].expand(members, -1, -1)
                 first_CnW = torch.baddbmm(state_CNW[:, rows], input_CnI[..., self.parts[0] :], by_action)
                 first_CGnW = F.leaky_relu_(first_CnW[:, None] + by_horizon_CG1W, SLOPE)
-                acts = run_hidden(first_CGnW.flatten(1, 2), layers.weights[1:], layers.biases[1:])
+                acts = layers.run_hidden(first_CGnW.flatten(1, 2), 1)
                 x_CGnW = acts[-1].unflatten(1, (discounts, -1))
                 part, out_CGN[..., rows], slope = loss(rows, self.readout(x_CGnW, layers.last_weight, layers.last_bias))
                 total += part
                 if not learn:
                     continue
                 slope_CRW = self.readout.backward(slope, x_CGnW, layers.last_weight, (grad.last_weight, grad.last_bias))
-                slope_CRW = backpropagate(slope_CRW, acts, layers.weights[1:], (grad.weights[1:], grad.biases[1:]))
+                slope_CRW = layers.backpropagate(slope_CRW, acts, grad)
                 slope_CGnW = slope_CRW.unflatten(1, (discounts, -1))
                 slope_CnW, slope_CGW = slope_CGnW.sum(1), slope_CGnW.sum(2).float()
                 add_product(grad.weights[0][:, :-1], input_CnI.mT, slope_CnW)
                 grad.weights[0][:, -1] += self.effective_horizon_G @ slope_CGW
                 grad.biases[0].add_(slope_CGW.sum(1, keepdim=True))
-                add_products(grad_h[rows], slope_CnW, by_state.mT)
+                add_product(grad_h[rows], slope_CnW, by_state.mT)
         return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
 
-    def _by_horizon(self, layers: _Layers) -> Tensor:
-        """Return the discounts' and the bias's part of the first layer (C, G, 1, W)."""
+    def _compute_horizon_part(self, layers: _Layers) -> Tensor:
+        """Compute the discounts' and the bias's part of the first layer (C, G, 1, W)."""
         horizon_G1 = self.effective_horizon_G[:, None].to(layers.last_weight.dtype)
         return torch.addcmul(layers.biases[0], horizon_G1, layers.weights[0][:, -1:])[:, :, None]
 
-    def _discounts(self, rows: int, device: torch.device) -> Tensor:
-        """Return the discount of each of a chunk's R rows."""
+    def _list_discounts(self, rows: int, device: torch.device) -> Tensor:
+        """List the discount of each of a chunk's R rows."""
         discounts = len(self.effective_horizon_G)
         return torch.arange(discounts, device=device).repeat_interleave(rows // discounts)
 
-    def _values(
-        self, layers: _Layers, state_CnW: Tensor, action_SnF: Tensor, picked: _Picked | None
+    def _compute_values(
+        self, layers: _Layers, state_CnW: Tensor, action_nGKF: Tensor, picked: _Picked | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Return the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
+        """Compute the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
         members, (count, width), discounts = self.members, state_CnW.shape[1:], len(self.effective_horizon_G)
+        action_SnF = action_nGKF.permute(1, 2, 0, 3).flatten(0, 1)
         action_RF, by_action = action_SnF.flatten(0, 1).to(state_CnW.dtype), layers.weights[0][:, self.parts[0] : -1]
-        by_horizon_CG1W = self._by_horizon(layers)
-        discount = self._discounts(len(action_RF), action_RF.device)
+        by_horizon_CG1W = self._compute_horizon_part(layers)
+        discount = self._list_discounts(len(action_RF), action_RF.device)
         if picked is None:
             first_CGnW = state_CnW[:, None] + by_horizon_CG1W
             first_CGKnW = first_CGnW[:, :, None].expand(-1, -1, len(action_SnF) // discounts, -1, -1)
@@ -537,7 +523,7 @@ class ActionInput(Ensemble):
             first = state_CnW[picked.critic_C1, picked.row_CP % count]
             first += by_horizon_CG1W[picked.critic_C1, discount, 0]
         first.baddbmm_(action_CxF, by_action)
-        acts = run_hidden(F.leaky_relu_(first, SLOPE), layers.weights[1:], layers.biases[1:])
+        acts = layers.run_hidden(F.leaky_relu_(first, SLOPE), 1)
         return acts, self.readout.values(acts[-1], layers.last_weight, layers.last_bias, discount)
 
 
@@ -565,8 +551,3 @@ class _Picked:
     def rows_of(self, output_CRW: Tensor) -> Tensor:
         """Select the picked rows (C, P, W)."""
         return output_CRW[self.critic_C1, self.row_CP]
-
-
-def _by_discount(action_nGKF: Tensor) -> Tensor:
-    """(n, G, K, F) -> (S, n, F)."""
-    return action_nGKF.permute(1, 2, 0, 3).flatten(0, 1)

@@ -14,10 +14,11 @@ soon as it has more parameters than there are weights.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,22 +39,22 @@ def is_outline() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def hidden_(weight: Tensor) -> Tensor:
+def fill_hidden(weight: Tensor) -> Tensor:
     """Fill `weight` (out, in, ...) for a layer followed by an activation."""
     return nn.init.orthogonal_(weight, gain=math.sqrt(2))
 
 
-def stream_(weight: Tensor) -> Tensor:
+def fill_stream(weight: Tensor) -> Tensor:
     """Fill `weight` (out, in) of a linear on the residual stream."""
     return nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
 
 
-def positions_(weight: Tensor) -> Tensor:
+def fill_positions(weight: Tensor) -> Tensor:
     """Fill `weight` (rows, width) of a learned table of positions."""
     return weight if is_outline() else nn.init.normal_(weight, std=math.sqrt(0.5))
 
 
-def members_(weight_CIO: Tensor, gain: float) -> Tensor:
+def fill_members(weight_CIO: Tensor, gain: float) -> Tensor:
     """Fill each member (in, out) of an ensemble's weights with its own orthogonal matrix."""
     # A forged record may ask for any number of members.
     if is_outline():
@@ -64,27 +65,21 @@ def members_(weight_CIO: Tensor, gain: float) -> Tensor:
     return weight_CIO
 
 
-def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
-    """Construct a linear layer, hidden by default, an output layer if `gain` is given; its bias starts at zero."""
-    layer = empty(nn.Linear, inputs, outputs)
-    hidden_(layer.weight) if gain is None else nn.init.orthogonal_(layer.weight, gain=gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def stream_linear(inputs: int, outputs: int) -> nn.Linear:
-    """Construct a plain linear layer on the residual stream."""
-    layer = empty(nn.Linear, inputs, outputs)
-    stream_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def empty(layer: type[_Layer], *arguments: Any, **options: Any) -> _Layer:
-    """Construct a layer whose values are not initialised."""
+def make_layer(
+    layer: type[_Layer], *arguments: Any, fill: Callable[[Tensor], Tensor] = fill_hidden, **options: Any
+) -> _Layer:
+    """Construct a layer whose weight is initialised by `fill`, and whose bias starts at zero."""
     # By itself, skip_init puts a layer on the CPU, even where an outline is built.
-    made: _Layer = nn.utils.skip_init(layer, *arguments, **options, device=torch.get_default_device())
-    return made
+    made: Any = nn.utils.skip_init(layer, *arguments, **options, device=torch.get_default_device())
+    fill(made.weight)
+    nn.init.zeros_(made.bias)
+    return cast(_Layer, made)
+
+
+def make_linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
+    """Construct a linear layer, hidden by default, an output layer if `gain` is given."""
+    fill = fill_hidden if gain is None else functools.partial(nn.init.orthogonal_, gain=gain)
+    return make_layer(nn.Linear, inputs, outputs, fill=fill)
 
 
 _Network = TypeVar("_Network", bound=nn.Module)

@@ -35,13 +35,13 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class SigmaLinear(nn.Module):
     """Linear layer y = (gain / sigma(W)) W x + b, sigma(W) the spectral norm (Zhai et al. 2023, arXiv 2303.06296).
 
-    sigma is estimated by power iteration. The function `iterate` takes one step, once per update; `forward` changes
+    sigma is estimated by power iteration. `update_spectral_norms` takes one step, once per update; `forward` changes
     nothing, so that repeated passes, cached steps and micro-batches agree.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(init.stream_(torch.empty(outputs, inputs)))
+        self.weight = nn.Parameter(init.fill_stream(torch.empty(outputs, inputs)))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.gain = nn.Parameter(torch.ones(()))
         self.register_buffer("left", torch.randn(outputs))
@@ -53,11 +53,11 @@ class SigmaLinear(nn.Module):
             return
         self.left = F.normalize(self.left, dim=0)
         for _ in range(8):
-            _iterate([self])
+            self.iterate([self])
 
     @torch.no_grad()
     def sigma(self) -> Tensor:
-        """Return the estimate of the spectral norm (0-d), in the weight's precision even under autocast."""
+        """Estimate the spectral norm (0-d), in the weight's precision even under autocast."""
         if not torch.compiler.is_compiling():  # versions of tensors would be constants of the program
             kept = self._sigma.find((self.weight, self.left, self.right))
             if kept is not None:
@@ -65,13 +65,54 @@ class SigmaLinear(nn.Module):
         with torch.autocast(self.weight.device.type, enabled=False):
             return torch.dot(self.left, torch.mv(self.weight, self.right))
 
+    @classmethod
+    @torch.no_grad()
+    def iterate(cls, layers: Sequence[SigmaLinear]) -> list[Tensor]:
+        """Take one power iteration on the singular vectors of all layers, and return their spectral norms. Of a sharded
+        weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
+        is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
+        parts: list[tuple[Tensor, slice]] = [
+            (cast(Any, layer.weight).to_local(), ranks.find_own_rows(len(layer.left)))
+            if sharded
+            else (layer.weight, slice(None))
+            for layer, sharded in zip(layers, is_sharded, strict=True)
+        ]
+        with torch.autocast(layers[0].left.device.type, enabled=False):
+            products = [
+                torch.mv(weight.t(), layer.left[rows]) for layer, (weight, rows) in zip(layers, parts, strict=True)
+            ]
+            cls._set_directions([layer.right for layer in layers], cls._sum_over_ranks(products, is_sharded))
+            products = [torch.mv(weight, layer.right) for layer, (weight, _) in zip(layers, parts, strict=True)]
+            for place, (layer, (_, rows)) in enumerate(zip(layers, parts, strict=True)):
+                if is_sharded[place]:
+                    own = products[place]
+                    products[place] = torch.zeros_like(layer.left)
+                    products[place][rows] = own
+            return cls._set_directions([layer.left for layer in layers], cls._sum_over_ranks(products, is_sharded))
+
+    @staticmethod
+    def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[Tensor]:
+        """Sum the products of sharded weights over ranks, in one message."""
+        cut = [product for product, sharded in zip(products, is_sharded, strict=True) if sharded]
+        flat = ranks.sum_tensor(torch.cat(cut)) if cut else torch.empty(0)
+        totals = iter(flat.split([len(product) for product in cut]))
+        return [next(totals) if sharded else product for product, sharded in zip(products, is_sharded, strict=True)]
+
+    @staticmethod
+    def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
+        """Set unit vectors to the directions of `products`, which are overwritten, and return their norms."""
+        norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
+        torch._foreach_div_(products, norms)
+        torch._foreach_copy_(vectors, products)
+        return norms
+
     def keep_sigma(self, norm: Tensor) -> None:
         """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that
         `left` was divided by."""
         self._sigma.set((self.weight, self.left, self.right), norm)
 
     def scale(self) -> Tensor:
-        """Return gain / sigma (0-d), without gradient."""
+        """Compute gain / sigma (0-d), without gradient."""
         return self.gain.detach() / self.sigma()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,50 +142,12 @@ class _Scaled(torch.autograd.Function):
         return (grad * scale).addr_(left * (-scale * grad_gain), right), grad_gain, None, None, None
 
 
-def iterate(network: nn.Module) -> None:
+def update_spectral_norms(network: nn.Module) -> None:
     """Take one power iteration in every `SigmaLinear` of `network`."""
     layers = [module for module in network.modules() if isinstance(module, SigmaLinear)]
     if layers:
-        for layer, norm in zip(layers, _iterate(layers), strict=True):
+        for layer, norm in zip(layers, SigmaLinear.iterate(layers), strict=True):
             layer.keep_sigma(norm)
-
-
-@torch.no_grad()
-def _iterate(layers: Sequence[SigmaLinear]) -> list[Tensor]:
-    """Take one power iteration on the singular vectors of all layers, and return their spectral norms. Of a sharded
-    weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
-    is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
-    parts: list[tuple[Tensor, slice]] = [
-        (cast(Any, layer.weight).to_local(), ranks.own_rows(len(layer.left)))
-        if sharded
-        else (layer.weight, slice(None))
-        for layer, sharded in zip(layers, is_sharded, strict=True)
-    ]
-    with torch.autocast(layers[0].left.device.type, enabled=False):
-        products = [torch.mv(weight.t(), layer.left[rows]) for layer, (weight, rows) in zip(layers, parts, strict=True)]
-        _set_directions([layer.right for layer in layers], _sum_over_ranks(products, is_sharded))
-        products = [torch.mv(weight, layer.right) for layer, (weight, _) in zip(layers, parts, strict=True)]
-        for place, (layer, (_, rows)) in enumerate(zip(layers, parts, strict=True)):
-            if is_sharded[place]:
-                own = products[place]
-                products[place] = torch.zeros_like(layer.left)
-                products[place][rows] = own
-        return _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
-
-
-def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[Tensor]:
-    """Sum the products of sharded weights over ranks, in one message."""
-    cut = [product for product, sharded in zip(products, is_sharded, strict=True) if sharded]
-    totals = iter(ranks.totals(cut) if cut else ())
-    return [next(totals) if sharded else product for product, sharded in zip(products, is_sharded, strict=True)]
-
-
-def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
-    """Set unit vectors to the directions of `products`, which are overwritten, and return their norms."""
-    norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
-    torch._foreach_div_(products, norms)
-    torch._foreach_copy_(vectors, products)
-    return norms
 
 
 def fold(network: _Module) -> _Module:
@@ -175,9 +178,9 @@ class MLP(nn.Module):
         super().__init__()
         self.hidden = nn.Sequential()
         for width in hidden:
-            self.hidden.extend((init.linear(inputs, width), make_activation(activation)))
+            self.hidden.extend((init.make_linear(inputs, width), make_activation(activation)))
             inputs = width
-        self.last = init.linear(inputs, outputs, gain=gain)
+        self.last = init.make_linear(inputs, outputs, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.hidden(x))

@@ -10,7 +10,6 @@ of the convolution, L layers, Z chunks.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -20,9 +19,10 @@ from torch.nn import functional as F
 
 from pipelines.config.model import MambaSettings
 from pipelines.nets import init
-from pipelines.nets.compute import mark_constant
+from pipelines.nets.cache import State
+from pipelines.nets.compute import keep_constant
 from pipelines.nets.packing import Packing
-from pipelines.nets.rnn import State, SteppedEncoder
+from pipelines.nets.rnn import SteppedEncoder
 from pipelines.nets.scan import recur, recur_back
 
 _CPU_STATES, _CUDA_STATES = 1 << 18, 1 << 23  # numbers of a chunk: on a CPU they fit in the cache
@@ -50,12 +50,6 @@ def selective_scan(
     return y_BTD, last_BSD.transpose(1, 2)
 
 
-def choose_chunk(batch: int, length: int, states: int, channels: int, device: torch.device) -> int:
-    """Choose the number of tokens of a chunk."""
-    numbers = _CPU_STATES if device.type == "cpu" else _CUDA_STATES
-    return min(length, max(_SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
-
-
 class _Chunks:
     """States of one chunk after the other, in the same memory."""
 
@@ -65,9 +59,16 @@ class _Chunks:
         self.dx_BTD, self.delta_BTD, self.into_BTS, self.begins_BT = dx_BTD, delta_BTD, into_BTS, begins_BT
         self.log2_SD = rate_SD / math.log(2)
         (batch, self.length, channels), states = dx_BTD.shape, len(rate_SD)
-        self.size = choose_chunk(batch, self.length, states, channels, dx_BTD.device)
+        self.size = self.choose_size(dx_BTD, states)
         self.decay = dx_BTD.new_empty(batch, self.size, states, channels)
         self.h = dx_BTD.new_empty(batch, 1 + self.size, states, channels)
+
+    @staticmethod
+    def choose_size(dx_BTD: Tensor, states: int) -> int:
+        """Choose the number of tokens of a chunk."""
+        batch, length, channels = dx_BTD.shape
+        numbers = _CPU_STATES if dx_BTD.device.type == "cpu" else _CUDA_STATES
+        return min(length, max(_SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
 
     def places(self) -> Iterator[slice]:
         return (slice(start, min(start + self.size, self.length)) for start in range(0, self.length, self.size))
@@ -90,7 +91,7 @@ def _scan_chunks(
     dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor, out_BTS: Tensor, first_BSD: Tensor,
     begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
+    """Compute y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
     y_BTD, last_BSD, before = torch.empty_like(dx_BTD), first_BSD, []
     chunks = _Chunks(dx_BTD, delta_BTD, rate_SD, into_BTS, begins_BT)
     with torch.autocast(dx_BTD.device.type, enabled=False):
@@ -107,7 +108,7 @@ def _scan_chunks_back(
     grad_BTD: Tensor, grad_last_BSD: Tensor, dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor,
     out_BTS: Tensor, before_ZBSD: Tensor, begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
+    """Compute gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
     sum_t g_t h_{t-1} decay_t delta_t; sums over channels are sums of products, which are faster than matrix times
     vector for small matrices."""
     grad_dx, grad_delta, grad_into, grad_out = map(torch.empty_like, (dx_BTD, delta_BTD, into_BTS, out_BTS))
@@ -131,26 +132,21 @@ def _scan_chunks_back(
     return grad_dx, grad_delta, grad_rate_SD, grad_into, grad_out, carry_BSD
 
 
-@_scan_chunks.register_fake
-def _(
-    dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor, out_BTS: Tensor, first_BSD: Tensor,
-    begins_BT: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    batch, length, channels = dx_BTD.shape
-    size = choose_chunk(batch, length, len(rate_SD), channels, dx_BTD.device)
-    chunks = -(-length // size)
-    return torch.empty_like(dx_BTD), torch.empty_like(first_BSD), first_BSD.new_empty(chunks, *first_BSD.shape)
-
-
-@_scan_chunks_back.register_fake
-def _(
-    grad_BTD: Tensor, grad_last_BSD: Tensor, dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor,
-    out_BTS: Tensor, before_ZBSD: Tensor, begins_BT: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    given = (dx_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, grad_last_BSD)
-    return tuple(map(torch.empty_like, given))  # type: ignore[return-value]
-
-
+_scan_chunks.register_fake(
+    lambda dx_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, first_BSD, begins_BT: (
+        torch.empty_like(dx_BTD),
+        torch.empty_like(first_BSD),
+        first_BSD.new_empty(
+            -(-dx_BTD.shape[1] // _Chunks.choose_size(dx_BTD, len(rate_SD))),
+            *first_BSD.shape,
+        ),
+    )
+)
+_scan_chunks_back.register_fake(
+    lambda grad_BTD, grad_last_BSD, dx_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, before_ZBSD, begins_BT: tuple(
+        map(torch.empty_like, (dx_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, grad_last_BSD))
+    )
+)
 _scan_chunks.register_autograd(
     lambda ctx, grad_BTD, grad_last_BSD, _: (*_scan_chunks_back(grad_BTD, grad_last_BSD, *ctx.saved_tensors), None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:5], output[2], inputs[6]),
@@ -160,14 +156,9 @@ _scan_chunks.register_autograd(
 _FASTEST, _SLOWEST = 1e-3, 1e-1  # initial time steps, as in Mamba
 
 
-@mark_constant
+@keep_constant
 def has_kernels() -> bool:
-    """Return whether mamba-ssm is installed with its kernels, whose fused scan runs on CUDA."""
-    return _has_kernels()
-
-
-@functools.cache
-def _has_kernels() -> bool:
+    """Check whether mamba-ssm is installed with its kernels, whose fused scan runs on CUDA."""
     try:
         from mamba_ssm.ops import selective_scan_interface
     except ImportError:  # not installed, or built for another torch
@@ -193,7 +184,7 @@ class _MambaBlock(nn.Module):
         self.step_size = nn.Linear(self.rank, inner)
         self.log_rate_IS = nn.Parameter(torch.empty(inner, states))
         self.skip_I = nn.Parameter(torch.ones(inner))
-        self.output = init.linear(inner, width, gain=1.0)
+        self.output = init.make_linear(inner, width, gain=1.0)
         if init.is_outline():
             return
         with torch.no_grad():
@@ -206,7 +197,8 @@ class _MambaBlock(nn.Module):
     def forward(
         self, x_BTD: Tensor, past_BKI: Tensor, state_BIS: Tensor, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, and both memories after the last token: inputs of the convolution, states of the scan."""
+        """Apply the block -> the output, and both memories after the last token: inputs of the convolution, states of
+        the scan."""
         i_BTI, gate_BTI = self.inputs(self.norm(x_BTD)).chunk(2, -1)
         seen_BTI = torch.cat((past_BKI.to(i_BTI.dtype), i_BTI), 1)
         u_BTI = F.silu(self._convolve(seen_BTI, packing))
@@ -255,7 +247,7 @@ class Mamba(SteppedEncoder):
     def __init__(self, input_size: int, settings: MambaSettings) -> None:
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
-        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.blocks = nn.ModuleList(_MambaBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.RMSNorm(settings.d_model)
 

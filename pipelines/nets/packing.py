@@ -28,7 +28,7 @@ class Packing:
 
     def __init__(self, lengths: Sequence[int], *, time: int, device: torch.device | str = "cpu") -> None:
         self.shape, self.width = (len(lengths), time), max(lengths)
-        rows = _rows(lengths, self.width)
+        rows = self._assign_rows(lengths, self.width)
         document = torch.full((len(rows), self.width), -1, device="cpu")
         age = torch.zeros_like(document)
         place = torch.zeros(self.shape, dtype=torch.int64, device="cpu")
@@ -72,10 +72,20 @@ class Packing:
         """Map (R, W, ...) to (B, T, ...); padding holds an arbitrary token."""
         return x_RW.flatten(0, 1).index_select(0, self._place).unflatten(0, self.shape)
 
+    def take_tokens(self, x_RHWD: Tensor) -> Tensor:
+        """Map (R, H, W, Dh) to (N, H, Dh): document after document, without empty places."""
+        return x_RHWD.transpose(1, 2).flatten(0, 1).index_select(0, self.tokens_N)
+
+    def put_tokens(self, x_NHD: Tensor) -> Tensor:
+        """Undo `take_tokens`; empty places are zero."""
+        rows, width = self.document_RW.shape
+        out = x_NHD.new_zeros(rows * width, *x_NHD.shape[1:]).index_copy(0, self.tokens_N, x_NHD)
+        return out.unflatten(0, (rows, width)).transpose(1, 2)
+
     @cached_property
     def by_age(self) -> tuple[Tensor, Tensor]:
-        """Return documents in the order of recurrent networks, side by side from the longest: the places of their first
-        tokens, then of their second ones, ...; and how many there are of each (on the CPU)."""
+        """Places of tokens in the order of recurrent networks, for which documents are side by side from the longest:
+        all first tokens, then all second ones, ...; and how many there are of each (on the CPU)."""
         real_RW = self._document >= 0
         document_N, age_N = self._document[real_RW], self._age[real_RW]
         rank = torch.empty(self.shape[0], dtype=torch.int64, device="cpu")
@@ -85,22 +95,23 @@ class Packing:
         return self.tokens_N[order_N], torch.bincount(age_N)
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`, else `make()`, which is cached: masks are the same for all layers."""
+        """Get the value cached under `key`, made on first use: masks are the same for all layers."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
-
-def _rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Assign windows to rows: the longest first, each to the first row that has room."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):
-        length = lengths[window]
-        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(window)
-        room[row] -= length
-    return rows
+    @staticmethod
+    def _assign_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+        """Assign windows to rows: the longest first, each to the first row that has room."""
+        # First-fit decreasing needs at most 11/9 of the fewest rows, plus one.
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):
+            length = lengths[window]
+            row = next((row for row, free in enumerate(room) if free >= length), len(rows))
+            if row == len(rows):
+                rows.append([])
+                room.append(width)
+            rows[row].append(window)
+            room[row] -= length
+        return rows

@@ -1,8 +1,8 @@
 """Processes that train together (data parallelism), as torchrun and similar launchers start them.
 
 The launcher's environment is the interface: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that is
-alone communicates nothing. Every function here except `micro_batches`, `size`, `own_rows` and `is_sharded` is a
-collective: all ranks must call it, in the same order.
+alone communicates nothing. Every function here except `list_micro_batches`, `count_joined`, `find_own_rows` and
+`is_sharded` is a collective: all ranks must call it, in the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,8 @@ class ReportedElsewhere(AmagoError):
         self.exit_code = error.exit_code
 
 
-def size() -> int:
-    """Return the number of ranks, 1 before `join`."""
+def count_joined() -> int:
+    """Count the ranks; 1 before `join`."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -123,65 +123,58 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def micro_batches(wanted: int) -> range:
-    """Return this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
+def list_micro_batches(wanted: int) -> range:
+    """List this rank's share of an update's micro-batches, numbered over all ranks: `wanted` in total, or the next
     multiple of the number of ranks."""
-    number = -(-wanted // size()) * size()
-    return range(get_rank(), number, size()) if size() > 1 else range(number)
+    number = -(-wanted // count_joined()) * count_joined()
+    return range(get_rank(), number, count_joined()) if count_joined() > 1 else range(number)
 
 
-def total(tensor: Tensor) -> Tensor:
+def sum_tensor(tensor: Tensor) -> Tensor:
     """Sum over all ranks, in place."""
-    if size() > 1:
+    if count_joined() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def totals(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Sum each tensor over all ranks, in one message."""
-    flat = total(torch.cat([tensor.flatten() for tensor in tensors]))
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-
-
 def is_sharded(weight: Tensor) -> bool:
-    """Return whether each rank has only its rows of `weight`."""
+    """Check whether each rank has only its rows of `weight`."""
     tensor = sys.modules.get("torch.distributed.tensor")  # which takes half a second to import: sharding has done so
     return tensor is not None and isinstance(weight, tensor.DTensor)
 
 
-def own_rows(count: int) -> slice:
-    """Return the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
-    most = -(-count // size())
+def find_own_rows(count: int) -> slice:
+    """Find the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
+    most = -(-count // count_joined())
     return slice(min(get_rank() * most, count), min((get_rank() + 1) * most, count))
 
 
 def join_rows(rows: Tensor, count: int) -> Tensor:
-    """Return the sharded tensor of `count` rows of which each rank has its `rows`."""
-    most = -(-count // size())
+    """Gather the sharded tensor of `count` rows of which each rank has its `rows`."""
+    most = -(-count // count_joined())
     padded = rows.new_zeros(most, *rows.shape[1:])
     padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in range(size())]
+    parts = [torch.empty_like(padded) for _ in range(count_joined())]
     dist.all_gather(parts, padded)
     return torch.cat(parts)[:count]
 
 
-def total_of(number: float, device: torch.device) -> float:
+def sum_number(number: float, device: torch.device) -> float:
     """Sum a number over all ranks, in float64."""
-    return float(total(torch.tensor(number, dtype=torch.float64, device=device))) if size() > 1 else number
+    return float(sum_tensor(torch.tensor(number, dtype=torch.float64, device=device))) if count_joined() > 1 else number
 
 
-def maximum(number: float, device: torch.device) -> float:
-    """Return the maximum over all ranks."""
-    if size() == 1:
+def find_maximum(number: float, device: torch.device) -> float:
+    """Find the maximum of a number over all ranks."""
+    if count_joined() == 1:
         return number
     found = torch.tensor(number, dtype=torch.float64, device=device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return float(found)
 
 
-def moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and mean square (F,) over the rows of all ranks, or over the `valid_N` (bool) of them, and their
+def compute_moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute mean and mean square (F,) over the rows of all ranks, or over the `valid_N` (bool) of them, and their
     number, in float64. Without rows, means are NaN."""
     rows = x_NF.double()
     if valid_N is None:
@@ -189,17 +182,19 @@ def moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor, Tensor
     else:
         rows, count = torch.where(valid_N[:, None], rows, 0.0), valid_N.sum(dtype=torch.float64)[None]
     features = rows.shape[1]
-    sums = total(torch.cat((rows.sum(0), rows.square().sum(0), count)))
+    sums = sum_tensor(torch.cat((rows.sum(0), rows.square().sum(0), count)))
     mean, square, number = sums.split((features, features, 1))
     return mean / number, square / number, number[0]
 
 
-def means(figures: Mapping[str, float], device: torch.device) -> dict[str, float]:
+def average(figures: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Average each figure over all ranks, which have the same figures."""
-    if size() == 1:
+    if count_joined() == 1:
         return dict(figures)
     names = sorted(figures)
-    values = total(torch.tensor([figures[name] for name in names], dtype=torch.float64, device=device)) / size()
+    values = (
+        sum_tensor(torch.tensor([figures[name] for name in names], dtype=torch.float64, device=device)) / count_joined()
+    )
     found = dict(zip(names, values.tolist(), strict=True))
     return {name: found[name] for name in figures}
 
@@ -207,33 +202,33 @@ def means(figures: Mapping[str, float], device: torch.device) -> dict[str, float
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the ranks for the run's record."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    return {"ranks": size(), "backend": backend, "hosts": sorted(set(gather(socket.gethostname())))}
+    return {"ranks": count_joined(), "backend": backend, "hosts": sorted(set(gather(socket.gethostname())))}
 
 
-def host_span() -> tuple[float, float]:
-    """Return the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
+def find_host_span() -> tuple[float, float]:
+    """Find the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
     hosts are [0, 1). UsageError on all ranks if the launcher does not say which ranks share a host."""
     own = find_host_ranks()
     hosts = sorted({(each.start, each.stop) for each in gather(own)})
-    if [start for start, _ in hosts] != [0, *(stop for _, stop in hosts[:-1])] or hosts[-1][1] != size():
+    if [start for start, _ in hosts] != [0, *(stop for _, stop in hosts[:-1])] or hosts[-1][1] != count_joined():
         with raise_together():
             raise UsageError(
                 "train.shard = 'host' needs to know which ranks share a host, and the launcher does not say it",
                 hint="start ranks with torchrun, which sets LOCAL_RANK and LOCAL_WORLD_SIZE",
             )
-    return own.start / size(), own.stop / size()
+    return own.start / count_joined(), own.stop / count_joined()
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
-    """Return for each flag whether it is set on some rank."""
-    if size() == 1:
+    """Check for each flag whether it is set on some rank."""
+    if count_joined() == 1:
         return list(flags)
-    return [count > 0 for count in total(torch.tensor([float(flag) for flag in flags], device=device)).tolist()]
+    return [count > 0 for count in sum_tensor(torch.tensor([float(flag) for flag in flags], device=device)).tolist()]
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value, a small picklable object."""
-    if size() == 1:
+    """Give every rank the value of rank 0, a small picklable object."""
+    if count_joined() == 1:
         return value
     sent = [value]
     dist.broadcast_object_list(sent, src=0)
@@ -241,10 +236,10 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every rank's value, a small picklable object, by rank."""
-    if size() == 1:
+    """Collect every rank's value, a small picklable object, by rank."""
+    if count_joined() == 1:
         return [value]
-    found: list[Any] = [None] * size()
+    found: list[Any] = [None] * count_joined()
     dist.all_gather_object(found, value)
     return found
 
@@ -260,7 +255,7 @@ def wait_for_main() -> None:
 def send_orders() -> Iterator[Callable[[Any], None]]:
     """Yield the function by which rank 0 sends an order, a picklable object, to the other ranks, which iterate over
     `receive_orders`; the end of the block is the end of their orders."""
-    if size() == 1:
+    if count_joined() == 1:
         yield lambda order: None
         return
     group = dist.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
@@ -310,7 +305,7 @@ def raise_together() -> Iterator[None]:
         yield
     except AmagoError as error:
         own = error
-    if size() == 1:
+    if count_joined() == 1:
         if own is not None:
             raise own
         return
@@ -331,7 +326,7 @@ def raise_rank_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if size() > 1 and any(text in str(error) for text in _LOST):
+        if count_joined() > 1 and any(text in str(error) for text in _LOST):
             what = "has not answered within train.rank_timeout" if "imed out" in str(error) else "has ended"
             raise RankLost(
                 f"rank {get_rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"

@@ -3,42 +3,16 @@ see the token, not the state, so that a window is a scan. B batch, T time, N act
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from pipelines.config.model import GRUSettings, MinGRUSettings
 from pipelines.nets import init
+from pipelines.nets.cache import State
 from pipelines.nets.packing import Packing
 from pipelines.nets.scan import linear_scan
 from pipelines.nets.sequence import SequenceEncoder
-
-
-class State:
-    """Memory of recurrent encoders: tensors (L, N, ...), zero when empty."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = list(tensors)
-
-    def reset(self, mask_N: Tensor) -> None:
-        for tensor in self.tensors:
-            tensor[:, mask_N] = 0.0
-
-    @contextlib.contextmanager
-    def at(self, actors_B: Tensor) -> Iterator[State]:
-        """See `Selectable`."""
-        chosen = State(*(tensor[:, actors_B] for tensor in self.tensors))
-        yield chosen
-        for tensor, new in zip(self.tensors, chosen.tensors, strict=True):
-            tensor[:, actors_B] = new
-
-    def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
-        """Undo changes to the actors in `mask_N` since `before`."""
-        for tensor, old in zip(self.tensors, before, strict=True):
-            tensor[:, mask_N] = old[:, mask_N]
 
 
 class SteppedEncoder(SequenceEncoder):
@@ -62,7 +36,7 @@ class GRU(SequenceEncoder):
         self.output_size = settings.output
         self.rnn = nn.GRU(input_size, settings.hidden, settings.num_layers, batch_first=True)
         self.head = nn.Sequential(
-            init.linear(settings.hidden, settings.output, gain=1.0), nn.LayerNorm(settings.output)
+            init.make_linear(settings.hidden, settings.output, gain=1.0), nn.LayerNorm(settings.output)
         )
 
     @property
@@ -108,8 +82,8 @@ class _MinGRUBlock(nn.Module):
         super().__init__()
         width, inner = settings.d_model, settings.expand * settings.d_model
         self.norm = nn.LayerNorm(width)
-        self.inputs = init.linear(width, 3 * inner, gain=1.0)
-        self.output = init.linear(inner, width, gain=1.0)
+        self.inputs = init.make_linear(width, 3 * inner, gain=1.0)
+        self.output = init.make_linear(inner, width, gain=1.0)
         if init.is_outline():
             return
         with torch.no_grad():  # from units that forget within 2 tokens to units that remember for about a thousand
@@ -117,7 +91,7 @@ class _MinGRUBlock(nn.Module):
             self.inputs.bias[:inner] = -torch.log(horizon_W - 1)
 
     def forward(self, x_BTD: Tensor, state_BW: Tensor, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the output, and the state after the last token; states are reset where `begins_BT`."""
+        """Apply the block -> the output, and the state after the last token; states are reset where `begins_BT`."""
         raw_BTW, new_BTW, gate_BTW = self.inputs(self.norm(x_BTD)).chunk(3, -1)
         take_BTW = raw_BTW.to(state_BW.dtype).sigmoid()
         keep_BTW = 1 - take_BTW
@@ -133,7 +107,7 @@ class MinGRU(SteppedEncoder):
     def __init__(self, input_size: int, settings: MinGRUSettings) -> None:
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
-        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.blocks = nn.ModuleList(_MinGRUBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.LayerNorm(settings.d_model)
 

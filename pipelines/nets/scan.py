@@ -17,18 +17,18 @@ def linear_scan(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
     backward."""
     if torch.compiler.is_exporting():  # one step of acting, in operators that any runtime has
         return b_BT + a_BT * first_B[:, None]
-    return cast(Tensor, _forward(a_BT, b_BT, first_B))
+    return cast(Tensor, _scan(a_BT, b_BT, first_B))
 
 
 @torch.library.custom_op("amago::linear_scan", mutates_args=())
-def _forward(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
+def _scan(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
     h_BT = b_BT.clone()
     recur(a_BT, h_BT, first_B)
     return h_BT
 
 
 @torch.library.custom_op("amago::linear_scan_backward", mutates_args=())
-def _backward(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _scan_back(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     g_BT, grad_a_BT = grad_BT.clone(), torch.empty_like(h_BT)
     recur_back(a_BT, g_BT)
     torch.mul(g_BT[:, 1:], h_BT[:, :-1], out=grad_a_BT[:, 1:])
@@ -36,12 +36,12 @@ def _backward(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> t
     return grad_a_BT, g_BT, a_BT[:, 0] * g_BT[:, 0]
 
 
-_forward.register_fake(lambda a_BT, b_BT, first_B: b_BT.clone())
-_backward.register_fake(
+_scan.register_fake(lambda a_BT, b_BT, first_B: b_BT.clone())
+_scan_back.register_fake(
     lambda grad_BT, a_BT, h_BT, first_B: (torch.empty_like(h_BT), grad_BT.clone(), torch.empty_like(a_BT[:, 0]))
 )
-_forward.register_autograd(
-    lambda ctx, grad_BT: _backward(grad_BT, *ctx.saved_tensors),
+_scan.register_autograd(
+    lambda ctx, grad_BT: _scan_back(grad_BT, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output, inputs[2]),
 )
 
@@ -54,7 +54,7 @@ def runs_in_steps(device: torch.device) -> bool:
 def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
     """Run the recurrence in place: `h_BT` holds b before, h after."""
     if not runs_in_steps(h_BT.device):
-        h_BT.copy_(doubling(a_BT, h_BT, first_B))
+        h_BT.copy_(scan_by_doubling(a_BT, h_BT, first_B))
         return
     last = first_B
     for a, h in zip(a_BT.unbind(1), h_BT.unbind(1), strict=True):
@@ -65,14 +65,14 @@ def recur_back(a_BT: Tensor, g_BT: Tensor) -> None:
     """Run the recurrence backwards, g_t = grad_t + a_{t+1} g_{t+1}, in place: `g_BT` holds grad before, g after."""
     if not runs_in_steps(g_BT.device):
         later_BT = torch.cat((torch.zeros_like(a_BT[:, :1]), a_BT[:, 1:].flip(1)), 1)
-        g_BT.copy_(doubling(later_BT, g_BT.flip(1), torch.zeros_like(g_BT[:, 0])).flip(1))
+        g_BT.copy_(scan_by_doubling(later_BT, g_BT.flip(1), torch.zeros_like(g_BT[:, 0])).flip(1))
         return
     gs = g_BT.unbind(1)[::-1]
     for a, g, later in zip(a_BT.unbind(1)[:0:-1], gs[1:], gs[:-1], strict=True):
         g.addcmul_(a, later)
 
 
-def doubling(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
+def scan_by_doubling(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
     """Run the recurrence by Hillis and Steele (1986): pass i combines each place with the one 2^i before it."""
     step = 1
     while step < a_BT.shape[1]:

@@ -28,7 +28,7 @@ class Stepper(Protocol):
     def __call__(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor: ...
 
 
-class AsItIs:
+class PlainStep:
     """An encoder's own step."""
 
     stale = False
@@ -77,20 +77,20 @@ class SequenceEncoder(nn.Module, ABC):
             )
 
     def stepper(self) -> Stepper:
-        """Return the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
+        """Make the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
         make another."""
-        return AsItIs(self)
+        return PlainStep(self)
 
     def update_statistics(self) -> None:
         """Update running estimates, if the encoder has any; called once before each update."""
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Return figures for the log, from a forward of a few windows: 0-d tensors by name."""
+        """Compute figures for the log from a forward of a few windows: 0-d tensors by name."""
         self.forward(x_BTD, time_BT)
         return {}
 
     def shardable(self) -> list[nn.Module]:
-        """Return the modules whose weights ranks may share out: those in `blocks`, if the encoder has such a list. It
+        """List the modules whose weights ranks may share out: those in `blocks`, if the encoder has such a list. It
         must call each as a module, and compute with its weights nowhere else."""
         blocks = getattr(self, "blocks", None)
         return [*blocks] if isinstance(blocks, nn.ModuleList) else []

@@ -21,9 +21,8 @@ from pipelines.config.model import TIMESTEP_ENCODERS, Activation, ImageSettings,
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
-from pipelines.nets.features import features
+from pipelines.nets.inputs import RunningNorm, is_finite, symlog, to_features
 from pipelines.nets.linear import MLP, make_activation
-from pipelines.nets.norms import RunningNorm, is_finite, symlog
 
 _NATURE_PIXELS = 36  # minimum side for the strided kernels
 # (channels, kernel, stride) of each layer; Nature: Mnih et al. 2015, "Methods"
@@ -34,19 +33,6 @@ GROUP = 8  # channels normalised together
 CPU_PIXELS, _CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time with activation checkpointing
 
 
-def channels_first(shape: tuple[int, int, int]) -> bool:
-    """Return whether images of this shape are (C, X, Y), that is, whether C is less than both sides."""
-    return shape[0] < min(shape[1], shape[2])
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
-    layer = init.empty(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
-    init.hidden_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class Residual(nn.Module):
     """Residual block: x + convolution(act(norm(.))) twice."""
 
@@ -55,7 +41,7 @@ class Residual(nn.Module):
         self.body = nn.Sequential()
         for _ in range(2):
             self.body.extend((nn.GroupNorm(channels // GROUP, channels), make_activation(activation)))
-            self.body.append(_convolution(channels, channels, 3, padding=1))
+            self.body.append(init.make_layer(nn.Conv2d, channels, channels, 3, padding=1))
 
     def forward(self, x_NCXY: Tensor) -> Tensor:
         return x_NCXY + self.body(x_NCXY)
@@ -69,7 +55,7 @@ class ImageEncoder(nn.Module):
         self, shape: tuple[int, int, int], settings: ImageSettings, activation: Activation = "leaky-relu"
     ) -> None:
         super().__init__()
-        self.channels_first = channels_first(shape)
+        self.channels_first = self.has_channels_first(shape)
         channels, height, width = shape if self.channels_first else (shape[2], shape[0], shape[1])
         kind = settings.kind
         if kind == "auto":
@@ -83,19 +69,25 @@ class ImageEncoder(nn.Module):
         layers: list[nn.Module] = []
         if kind == "impala":
             for outputs in IMPALA:
-                layers += [_convolution(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+                layers += [init.make_layer(nn.Conv2d, channels, outputs, 3, padding=1)]
+                layers += [nn.MaxPool2d(3, stride=2, padding=1)]
                 layers += [Residual(outputs, activation), Residual(outputs, activation)]
                 height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
             layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
         else:
             for outputs, kernel, stride in _NATURE if kind == "nature" else _GRID:
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
-                layers += [_convolution(channels, outputs, kernel, stride=stride, padding=padding)]
+                layers += [init.make_layer(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding)]
                 layers += [make_activation(activation, inplace=True)]
                 height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
                 channels = outputs
         self.convolutions = nn.Sequential(*layers)
-        self.head = init.linear(channels * height * width, settings.features)
+        self.head = init.make_linear(channels * height * width, settings.features)
+
+    @staticmethod
+    def has_channels_first(shape: tuple[int, int, int]) -> bool:
+        """Check whether images of this shape are (C, X, Y), that is, whether C is less than both sides."""
+        return shape[0] < min(shape[1], shape[2])
 
     def forward(self, image: Tensor, *, activation_checkpointing: bool = False) -> Tensor:
         """Encode images. With `activation_checkpointing`, a few at a time, keeping only the stored images: the backward
@@ -133,16 +125,6 @@ def shift_images(image_BT: Tensor, pixels: int, share: float, *, first: bool) ->
     return out
 
 
-def require_image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return `shape` if it has three axes; else raise UsageError."""
-    if len(shape) != 3:
-        raise UsageError(
-            f"column '{name}' of shape {shape} is not an image (height, width, channels)",
-            hint="change its way in agent.timestep.columns",
-        )
-    return shape[0], shape[1], shape[2]
-
-
 class Tokens(Protocol):
     """Tokens with leading shape (B, T), and which of them are valid (bool)."""
 
@@ -168,7 +150,7 @@ class TimestepEncoder(nn.Module):
         super().__init__()
         self.spaces, self.settings, self.output_size = spaces, settings, settings.output
         way, columns = choose_routes(spaces.observation, settings.columns), spaces.observation
-        self.images = {n: require_image(n, columns[n].shape) for n in columns if way[n] == "image"}
+        self.images = {n: self._require_image(n, columns[n].shape) for n in columns if way[n] == "image"}
         self.sequences = {name: columns[name] for name in columns if way[name] == "tokens"}
         self.flat = {name: columns[name] for name in columns if way[name] == "flat"}
         size = sum(space.flat_size for space in self.flat.values()) + 1 + spaces.action.flat_size
@@ -179,9 +161,9 @@ class TimestepEncoder(nn.Module):
                 ImageEncoder(shape, settings.image, settings.activation) for shape in self.images.values()
             )
             self.activation = make_activation(settings.activation)
-            self.extras = init.linear(size, settings.image.extras)
+            self.extras = init.make_linear(size, settings.image.extras)
             width = settings.image.features * len(self.images) + settings.image.extras + extra
-            self.body: nn.Module = init.linear(width, settings.output, gain=1.0)
+            self.body: nn.Module = init.make_linear(width, settings.output, gain=1.0)
         else:
             self.body = MLP(size + extra, settings.hidden, settings.output, activation=settings.activation)
         self.token_encoders = nn.ModuleList()
@@ -200,7 +182,7 @@ class TimestepEncoder(nn.Module):
         if self.norm is not None:
             flat = self.norm(flat)
         texts = [
-            encoder(*_read_tokens(observation, name, space))
+            encoder(*TokenEncoder.read(observation, name, space))
             for (name, space), encoder in zip(self.sequences.items(), self.token_encoders, strict=True)
         ]
         if not self.images:
@@ -212,14 +194,23 @@ class TimestepEncoder(nn.Module):
         merged = torch.cat((*parts, *texts, self.extras(flat)), -1)
         return self.out(self.body(self.activation(merged)))
 
+    @staticmethod
+    def _require_image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        if len(shape) != 3:
+            raise UsageError(
+                f"column '{name}' of shape {shape} is not an image (height, width, channels)",
+                hint="change its way in agent.timestep.columns",
+            )
+        return shape[0], shape[1], shape[2]
+
     def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return columns (B, T, ...) with data augmentation: images randomly shifted, if enabled."""
+        """Augment columns (B, T, ...): images randomly shifted, if enabled."""
         image = self.settings.image
         if not (image.random_shift and self.images):
             return observation
         pixels, share = image.random_shift, image.random_shift_share
         moved = {
-            name: shift_images(observation[name], pixels, share, first=channels_first(shape))
+            name: shift_images(observation[name], pixels, share, first=ImageEncoder.has_channels_first(shape))
             for name, shape in self.images.items()
         }
         return {**observation, **moved}
@@ -228,13 +219,13 @@ class TimestepEncoder(nn.Module):
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
         """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F)."""
-        action = features(prev_action, self.spaces.action) * (time > 0)[..., None]
+        action = to_features(prev_action, self.spaces.action) * (time > 0)[..., None]
         reward = prev_reward[..., None]
         if self.settings.hide_action:
             action = torch.zeros_like(action)
         if self.settings.hide_reward:
             reward = torch.zeros_like(reward)
-        columns = [features(observation[name], space) for name, space in self.flat.items()]
+        columns = [to_features(observation[name], space) for name, space in self.flat.items()]
         flat = torch.cat((*columns, reward, action), -1)
         return symlog(flat) if self.settings.symlog else flat
 
@@ -257,7 +248,7 @@ def make_timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> Timeste
 
 
 def choose_routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> dict[str, Route]:
-    """Return the route of each column: the one `wanted`, or by its space. UsageError for an unknown column."""
+    """Choose the route of each column: the one `wanted`, or by its space. UsageError for an unknown column."""
     unknown = sorted(wanted.keys() - columns.keys())
     if unknown:
         raise UsageError(
@@ -280,16 +271,6 @@ def choose_routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> 
     return ways
 
 
-def _read_tokens(observation: Mapping[str, Tensor], name: str, space: Space) -> tuple[Tensor, Tensor]:
-    """Return the numbers of a column (..., S), and how many there are."""
-    value = observation[name]
-    tokens = value.flatten(value.dim() - len(space.shape)) if space.shape else value[..., None]
-    length = observation.get(f"{name}.{LENGTH}")
-    if length is None:
-        length = torch.full(tokens.shape[:-1], tokens.shape[-1], device=tokens.device)
-    return tokens, length
-
-
 class TokenEncoder(nn.Module):
     """Embedding, then a GRU, whose last state is the result (..., H); zeros for an empty sequence.
 
@@ -301,6 +282,16 @@ class TokenEncoder(nn.Module):
         self.rows, self.output_size = rows, settings.hidden
         self.embedding = nn.Embedding(rows, settings.embedding)
         self.rnn = nn.GRU(settings.embedding, settings.hidden, batch_first=True)
+
+    @staticmethod
+    def read(observation: Mapping[str, Tensor], name: str, space: Space) -> tuple[Tensor, Tensor]:
+        """Read the numbers of an observed column (..., S), and how many there are."""
+        value = observation[name]
+        tokens = value.flatten(value.dim() - len(space.shape)) if space.shape else value[..., None]
+        length = observation.get(f"{name}.{LENGTH}")
+        if length is None:
+            length = torch.full(tokens.shape[:-1], tokens.shape[-1], device=tokens.device)
+        return tokens, length
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Encode integers (..., S), of which the first `lengths` (...,) are valid."""
@@ -327,7 +318,7 @@ class TokenEncoder(nn.Module):
 def last_state(
     x_NSE: Tensor, lengths_N: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor
 ) -> Tensor:
-    """Return the state (N, H) of a GRU after the last valid place of each sequence, zeros if it has none.
+    """Compute the state (N, H) of a GRU after the last valid place of each sequence, zeros if it has none.
 
     Graphs of `torch.export` have this operator where one of torch would be traced place by place, which takes a minute
     for a few texts; `pipelines.export.graph` replaces it.
@@ -335,9 +326,9 @@ def last_state(
     return last_state_of_torch(x_NSE, lengths_N, weight_ih, weight_hh, bias_ih, bias_hh)
 
 
-@last_state.register_fake
-def _(x_NSE: Tensor, lengths_N: Tensor, weight_ih: Tensor, weight_hh: Tensor, *biases: Tensor) -> Tensor:
-    return x_NSE.new_empty(x_NSE.shape[0], weight_hh.shape[1])
+last_state.register_fake(
+    lambda x_NSE, lengths_N, weight_ih, weight_hh, *biases: x_NSE.new_empty(x_NSE.shape[0], weight_hh.shape[1])
+)
 
 
 def last_state_of_torch(x_NSE: Tensor, lengths_N: Tensor, *weights: Tensor) -> Tensor:

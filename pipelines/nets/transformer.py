@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from pipelines.config.model import BlockSettings, FeedForwardSettings, IdentityS
 from pipelines.nets import init
 from pipelines.nets.attention import AttentionWindow, attend, attend_cached, compute_weights, dense
 from pipelines.nets.cache import KVCache, NoMemory
-from pipelines.nets.linear import SigmaLinear, iterate, make_activation
+from pipelines.nets.linear import SigmaLinear, make_activation, update_spectral_norms
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder, Stepper
 
@@ -60,7 +61,7 @@ class LearnedTable(nn.Module):
 
     def __init__(self, width: int, rows: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(init.positions_(torch.empty(rows, width)))
+        self.weight = nn.Parameter(init.fill_positions(torch.empty(rows, width)))
 
     def forward(self, time_BT: Tensor) -> Tensor:
         return self.weight[time_BT.clamp_max(len(self.weight) - 1)]
@@ -88,16 +89,22 @@ class TransformerBlock(nn.Module):
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
         self.dropout = settings.dropout
-        extra = choose_norm(settings) if settings.normformer else nn.Identity
-        linear = SigmaLinear if settings.sigma_reparam else init.stream_linear
+        norm = self.choose_norm(settings)
+        extra = norm if settings.normformer else nn.Identity
+        plain = partial(init.make_layer, nn.Linear, fill=init.fill_stream)
+        linear = SigmaLinear if settings.sigma_reparam else plain
         if isinstance(settings, TransformerSettings):
             self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
-            self.before_attention, self.after_attention = choose_norm(settings)(width), extra(width)
+            self.before_attention, self.after_attention = norm(width), extra(width)
             self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
             self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
-        self.before_ff, self.inside_ff = choose_norm(settings)(width), extra(inner)
+        self.before_ff, self.inside_ff = norm(width), extra(inner)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
         self.activation = make_activation(settings.activation)
+
+    @staticmethod
+    def choose_norm(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
+        return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
 
     def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
         """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
@@ -119,10 +126,6 @@ class TransformerBlock(nn.Module):
         return self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
 
 
-def choose_norm(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
-    return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
-
-
 class Transformer(SequenceEncoder):
     """Causal Transformer."""
 
@@ -130,18 +133,18 @@ class Transformer(SequenceEncoder):
         super().__init__()
         self.settings = settings
         self.output_size = settings.d_model
-        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.position: nn.Module | None = None
         if settings.position == "sinusoid":
             self.position = Sinusoid(settings.d_model)
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
         self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = choose_norm(settings)(settings.d_model)
+        self.norm = TransformerBlock.choose_norm(settings)(settings.d_model)
 
     @property
     def window(self) -> AttentionWindow:
-        """Return the attention window of the settings, without dropout."""
+        """The attention window of the settings, without dropout."""
         settings = self.settings
         return AttentionWindow(size=settings.window, sink=settings.sink, logit_clip=settings.logit_clip)
 
@@ -190,7 +193,7 @@ class Transformer(SequenceEncoder):
         return self.norm(x_N1D)[:, 0]
 
     def stepper(self) -> Stepper:
-        """Return a step with scales multiplied into weights, where that is known to be faster."""
+        """Make a step with scales multiplied into weights, where that is known to be faster."""
         quick = QuickStep.applies(self) and self.embed.weight.device.type == "cpu"
         return QuickStep(self) if quick and not torch.is_autocast_enabled("cpu") else super().stepper()
 
@@ -207,10 +210,10 @@ class Transformer(SequenceEncoder):
             x_NTD = block(x_NTD, attention)
 
     def update_statistics(self) -> None:
-        iterate(self)
+        update_spectral_norms(self)
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Return the mean entropy of attention, in nats, over heads and the last queries."""
+        """Compute the mean entropy of attention, in nats, over heads and the last queries."""
         x_BTD = self._embed(x_BTD, time_BT)
         window, entropies = self.window.within(x_BTD.shape[1]), []
 
@@ -245,6 +248,8 @@ class QuickStep:
     def __init__(self, transformer: Transformer) -> None:
         self._transformer = transformer
         self._tensors = [*transformer.parameters(), *transformer.buffers()]
+        # Optimizers change weights in place, which raises a tensor's version: comparing versions costs no pass over
+        # the weights.
         self._versions = self._now()
         with torch.no_grad():
             self._layers = [_Layer(block) for block in transformer.blocks]  # type: ignore[arg-type]
@@ -270,7 +275,7 @@ class QuickStep:
         mask = memory.bias()
         n, heads = len(x_ND), memory.num_heads
         for number, layer in enumerate(self._layers):
-            qkv = F.linear(_normalize(x_ND, layer.before_attention), *layer.qkv).view(n, 3, heads, -1)
+            qkv = F.linear(layer.normalize(x_ND, layer.before_attention), *layer.qkv).view(n, 3, heads, -1)
             q_NHD, k_NHD, v_NHD = qkv.unbind(1)
             if self._rope:
                 q, k = transformer._turn(q_NHD[:, :, None], k_NHD[:, :, None], time_N[:, None])
@@ -278,9 +283,9 @@ class QuickStep:
             keys, values = memory.append_flat(number, k_NHD, v_NHD)
             scores = torch.baddbmm(mask, q_NHD.reshape(n * heads, 1, -1), keys.transpose(1, 2))
             mixed = torch.bmm(scores.softmax(-1), values).view(n, -1)
-            x_ND = x_ND + _normalize(F.linear(mixed, *layer.merge), layer.after_attention)
-            inner = F.linear(_normalize(x_ND, layer.before_ff), *layer.expand)
-            inner = _normalize(layer.activation(inner), layer.inside_ff)
+            x_ND = x_ND + layer.normalize(F.linear(mixed, *layer.merge), layer.after_attention)
+            inner = F.linear(layer.normalize(x_ND, layer.before_ff), *layer.expand)
+            inner = layer.normalize(layer.activation(inner), layer.inside_ff)
             x_ND = x_ND + F.linear(inner, *layer.contract)
         return transformer.norm(x_ND)
 
@@ -290,41 +295,38 @@ class _Layer:
 
     def __init__(self, block: TransformerBlock) -> None:
         size = block.merge.weight.shape[1] // block.num_heads
-        weight, bias = _read_affine(block.qkv)
+        weight, bias = self.read_affine(block.qkv)
         weight, bias = weight.clone(), bias.clone()
         weight[: size * block.num_heads] /= math.sqrt(size)
         bias[: size * block.num_heads] /= math.sqrt(size)
         self.qkv = weight, bias
-        weight, bias = _read_affine(block.merge)
+        weight, bias = self.read_affine(block.merge)
         if block.head_scale is not None:
             weight = weight * block.head_scale.flatten().repeat_interleave(size)
         self.merge = weight, bias
-        self.expand, self.contract = _read_affine(block.expand), _read_affine(block.contract)
+        self.expand, self.contract = self.read_affine(block.expand), self.read_affine(block.contract)
         self.before_attention, self.after_attention = (
-            _read_norm(block.before_attention),
-            _read_norm(block.after_attention),
+            self.read_norm(block.before_attention),
+            self.read_norm(block.after_attention),
         )
-        self.before_ff, self.inside_ff = _read_norm(block.before_ff), _read_norm(block.inside_ff)
+        self.before_ff, self.inside_ff = self.read_norm(block.before_ff), self.read_norm(block.inside_ff)
         self.activation = block.activation
 
+    @staticmethod
+    def read_affine(layer: nn.Module) -> _Affine:
+        assert isinstance(layer, SigmaLinear | nn.Linear)
+        weight = layer.weight * layer.scale() if isinstance(layer, SigmaLinear) else layer.weight
+        return weight.detach(), layer.bias.detach()
 
-def _read_affine(layer: nn.Module) -> _Affine:
-    assert isinstance(layer, SigmaLinear | nn.Linear)
-    weight = layer.weight * layer.scale() if isinstance(layer, SigmaLinear) else layer.weight
-    return weight.detach(), layer.bias.detach()
+    @staticmethod
+    def read_norm(layer: nn.Module) -> _Norm | None:
+        if not isinstance(layer, nn.LayerNorm):
+            return None
+        return list(layer.normalized_shape), layer.weight.detach(), layer.bias.detach(), layer.eps
 
-
-def _read_norm(layer: nn.Module) -> _Norm | None:
-    if not isinstance(layer, nn.LayerNorm):
-        return None
-    return list(layer.normalized_shape), layer.weight.detach(), layer.bias.detach(), layer.eps
-
-
-def _normalize(x: Tensor, norm: _Norm | None) -> Tensor:
-    if norm is None:
-        return x
-    shape, weight, bias, eps = norm
-    return torch.layer_norm(x, shape, weight, bias, eps)
+    @staticmethod
+    def normalize(x: Tensor, norm: _Norm | None) -> Tensor:
+        return x if norm is None else torch.layer_norm(x, *norm)
 
 
 class _MemoryFree(SequenceEncoder):
@@ -346,9 +348,9 @@ class FeedForward(_MemoryFree):
     def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
         super().__init__()
         self.output_size, self.dropout = settings.d_model, settings.dropout
-        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = choose_norm(settings)(settings.d_model)
+        self.norm = TransformerBlock.choose_norm(settings)(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         return self._encode(x_BTD, self.training)
@@ -357,7 +359,7 @@ class FeedForward(_MemoryFree):
         return self._encode(x_ND, False)
 
     def update_statistics(self) -> None:
-        iterate(self)
+        update_spectral_norms(self)
 
     def _encode(self, x: Tensor, dropout: bool) -> Tensor:
         x = F.dropout(self.embed(x).to(self.embed.weight.dtype), self.dropout, dropout)

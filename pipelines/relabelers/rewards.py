@@ -22,7 +22,7 @@ import numpy as np
 from pipelines.errors import AmagoError, UsageError
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.schema import REWARD
-from pipelines.lake.sql.expression import StepExpression
+from pipelines.lake.sql.query import StepExpression
 from pipelines.registry import Registry
 from pipelines.relabelers.base import Context
 from pipelines.relabelers.paths import Paths

@@ -1,4 +1,6 @@
-"""Charts as Vega-Lite specifications: plain dictionaries, drawn as pictures by `plots` and in a browser by `page`.
+"""Charts as Vega-Lite specifications: plain dictionaries, drawn as PNG or SVG files here and in a browser by `page`.
+
+vl-convert draws Vega-Lite without a browser or a display; it is imported only when a picture is drawn.
 
 Names of series, tasks and metrics may be anybody's text: they stay data, and never become part of an expression or the
 name of a field.
@@ -7,10 +9,16 @@ name of a field.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pipelines.files.atomic import write_atomically
+
+_SCALE = 2.0
+_TITLE_COLUMNS = 80
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 _MARKED = 16  # points of a line that are marked, at most
@@ -273,13 +281,18 @@ class Lines:
             "encoding": {"y": y, "color": color, "strokeDash": dash},
         }
 
+    def draw(self, path: Path, *, title: str = "") -> Path:
+        """Draw the chart as PNG, or as SVG where the name ends so."""
+        spec = {"data": {"values": self.rows()}, **self.spec(LIGHT)}
+        return draw(path, add_title(spec, title, LIGHT))
 
-def make_a_curve(places: Sequence[float]) -> bool:
+
+def is_a_curve(places: Sequence[float]) -> bool:
     """Decide whether evaluations at these x may be joined by a line: three or more, and none far from the others.
 
     A line from the evaluation before training to those after it would look like learning at a constant rate.
 
-    >>> make_a_curve([0, 3900, 4000]), make_a_curve([100, 200, 300])
+    >>> is_a_curve([0, 3900, 4000]), is_a_curve([100, 200, 300])
     (False, True)
     """
     ordered = sorted(set(places))
@@ -287,7 +300,7 @@ def make_a_curve(places: Sequence[float]) -> bool:
     return len(gaps) > 1 and max(gaps) <= sum(gaps) / 2
 
 
-def bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, Any]:
+def specify_bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, Any]:
     """Specify horizontal bars for rows with `name` and `value`; `stacked` ones also have `part`."""
     x = {"field": "value", "type": "quantitative", "title": value, "axis": dict(_NUMBERS, tickCount=6)}
     y = {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "domain": False}}
@@ -296,7 +309,7 @@ def bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, A
     return {"width": "container", "height": height, "mark": "bar", "encoding": {"x": x, "y": y, "tooltip": tooltip}}
 
 
-def histogram(*, value: str, height: int = 180) -> dict[str, Any]:
+def specify_histogram(*, value: str, height: int = 180) -> dict[str, Any]:
     """Specify a histogram for rows with `low`, `high` and `count`."""
     x = {"field": "low", "type": "quantitative", "bin": {"binned": True}, "title": value, "axis": dict(_NUMBERS)}
     x["scale"] = {"zero": False, "nice": False}
@@ -315,3 +328,34 @@ def add_title(spec: Mapping[str, Any], title: str, theme: Theme) -> dict[str, An
     named = {"title": {"text": title}} if title else {}
     config = theme.config() | {"background": theme.paper, "padding": 14}
     return {"$schema": _SCHEMA, **named, **spec, "config": config}
+
+
+def draw_adaptation(
+    path: Path, series: Sequence[Series], *, title: str = "", metric: str = "success", unit: str = "attempt"
+) -> Path:
+    """Draw `metric` by attempt (1, 2, ...) at `path`; an agent that adapts rises from left to right."""
+    share = metric == "success"
+    chart = Lines(series=series, x_title=f"{unit} in the episode", y_title=metric, share=share, whole=True)
+    return chart.draw(path, title=title)
+
+
+def draw_learning(
+    path: Path, series: Sequence[Series], *, title: str = "", metric: str = "return", unit: str = "gradient updates"
+) -> Path:
+    """Draw `metric` at `path` against the x of its series (updates or environment steps)."""
+    chart = Lines(series=series, x_title=unit, y_title=metric, share=metric == "success")
+    return chart.draw(path, title=title)
+
+
+def draw(path: Path, spec: Mapping[str, Any]) -> Path:
+    """Draw a Vega-Lite specification with its data as PNG, or as SVG where the name ends so."""
+    import vl_convert
+
+    if (title := spec.get("title")) is not None:
+        spec = {**spec, "title": {**title, "text": textwrap.wrap(title["text"], _TITLE_COLUMNS)}}
+    if path.suffix == ".svg":
+        content = vl_convert.vegalite_to_svg(dict(spec), allowed_base_urls=[]).encode()
+    else:
+        content = vl_convert.vegalite_to_png(dict(spec), scale=_SCALE, allowed_base_urls=[])
+    write_atomically(path, content)
+    return path

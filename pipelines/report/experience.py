@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.events import Listener, silent
 from pipelines.lake.sql.describing import describe
 from pipelines.lake.store import Lake
-from pipelines.report.charts import histogram
+from pipelines.report.charts import specify_histogram
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
@@ -64,7 +64,7 @@ def find_lake(run: ShownRun) -> Lake | None:
     return None
 
 
-def collection_chart(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None:
+def draw_collection(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None:
     """Draw the success, or else the return, of collected episodes by the version of the policy that acted.
 
     None if fewer than two versions acted.
@@ -84,7 +84,7 @@ def collection_chart(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None
     return None
 
 
-def lake_section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
+def show_lake(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
     """Describe a lake: its size, distributions of its episodes, and tables of tasks, policies and collectors."""
     found = describe(lake, listener=listener)
     known = facts(
@@ -144,7 +144,7 @@ def _draw_histogram(lake: Lake, charts: Charts, title: str, column: str, value: 
         for place in range(bins)
     ]
     columns = {"low": "from", "high": "to", "count": "episodes"}
-    return charts.rows(title, histogram(value=value, height=150), found, columns)
+    return charts.rows(title, specify_histogram(value=value, height=150), found, columns)
 
 
 def compare_lakes(lakes: Sequence[tuple[ShownRun, Lake]], listener: Listener = silent) -> Markup | None:

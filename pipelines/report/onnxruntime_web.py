@@ -26,7 +26,7 @@ SHA256 = {
 _SECONDS = 600
 
 
-def files(directory: str, listener: Listener) -> dict[str, bytes]:
+def read_files(directory: str, listener: Listener) -> dict[str, bytes]:
     """Read the script and the WebAssembly of ONNX Runtime.
 
     `directory`: of the package, or where npm installed it; empty: this user's cache, which npm fills.

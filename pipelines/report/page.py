@@ -205,7 +205,7 @@ class Page:
 
     def html(self) -> str:
         """Render the file's contents."""
-        scripts = [charting_script(), read_asset("report.js")]
+        scripts = [read_script(), read_asset("report.js")]
         hashes = " ".join(map(hash_source, scripts))
         policy = (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; media-src data:;"
@@ -271,7 +271,7 @@ class Page:
 
 
 @functools.cache
-def charting_script() -> str:
+def read_script() -> str:
     """Bundle Vega, Vega-Lite and Vega-Embed: JavaScript that defines `vegaEmbed` and `vega`.
 
     It contains no end of a <script> element. Bundling takes about five seconds, so the result is kept in this user's

@@ -23,14 +23,14 @@ from pipelines.export import forms
 from pipelines.files.checksums import seal
 from pipelines.report.markup import encode_json, hash_source, join, read_asset
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
-from pipelines.runs.evaluations import mode_name, number
+from pipelines.runs.evaluations import name_mode, to_number
 
 PAGE = "page.html"
 _MOST_CELLS = 16  # the lakes of larger sizes are not enumerated
 _ASSETS = ("lake.mjs", "lake_player.mjs", "policy_page.mjs")
 
 
-def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
+def make_environment(record: Mapping[str, Any]) -> FrozenLake:
     """Make the environment of a policy from the record of its bundle. UsageError if a page cannot show it."""
     env, encoder = record["env"], record["agent"]["sequence"]["kind"]
     if encoder in WITHOUT_MEMORY:
@@ -51,7 +51,7 @@ def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
     )
 
 
-def page(
+def write_page(
     lakes: FrozenLake,
     record: Mapping[str, Any],
     files: Mapping[str, bytes],
@@ -61,7 +61,7 @@ def page(
     """Write the page of a policy.
 
     Args:
-        lakes: the environment that `lakes_of` found.
+        lakes: the environment that `make_environment` found.
         record: what policy.json says of the policy, apart from checksums.
         files: files of the bundle, with policy.onnx and policy.mjs.
         evaluated: the policy's scores, as `evaluation.adaptation.compute_metrics` returns them.
@@ -71,7 +71,7 @@ def page(
     holes, _ = list_split_maps(own.size, own.held_out, "test")
     inner = holes[:, 1:-1]
     attempts = (evaluated or {}).get("per_attempt") or None
-    count = number((evaluated or {}).get("episodes"))
+    count = to_number((evaluated or {}).get("episodes"))
     intervals = []
     for attempt in attempts or ():
         low, high = attempt["success_ci95"]
@@ -98,7 +98,7 @@ def page(
         f"default-src 'none'; script-src {hash_source(script)} 'wasm-unsafe-eval';"
         f" style-src {hash_source(style)}; base-uri 'none'; form-action 'none'"
     )
-    acts = mode_name(bool(record.get("greedy")))
+    acts = name_mode(bool(record.get("greedy")))
     foot = f"Policy at update {record.get('update')}, {acts} actions, exported by amago"
     foot += f" and run by {NAME} {VERSION} (MIT licence)."
     parts = {

@@ -12,26 +12,26 @@ from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.evaluations import number
+from pipelines.runs.evaluations import to_number
 
 _MOST_SETTINGS = 2_000
 _STAGES = ("run", "collect", "relabel", "train")
 
 
-def settings_section(runs: Sequence[ShownRun]) -> Markup:
+def show_settings(runs: Sequence[ShownRun]) -> Markup:
     """Show what differs from the recipe, or between several runs, and all settings."""
     if len(runs) == 1:
         recipe, changed, is_planned = runs[0].stored.recipe, runs[0].stored.changed, runs[0].stored.is_planned
         against = f"recipe {recipe}" if recipe else "what was chosen for it" if is_planned else "the defaults"
         pairs = list(changed.items())[:_MOST_SETTINGS]
-        rows = [[key, _format(before), _format(after)] for key, (before, after) in pairs]
+        rows = [[key, _format_setting(before), _format_setting(after)] for key, (before, after) in pairs]
         difference = element("p", f"Nothing differs from {against}.")
         if changed:
             columns = ["setting", text(against, 80), "this run"]
             difference = table(columns, rows, caption=f"What differs from {against}")
         return join(difference, _fold_settings(runs[0]))
     keys = find_varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
-    values = [[_format(run.stored.settings.get(key)) for key in keys] for run in runs]
+    values = [[_format_setting(run.stored.settings.get(key)) for key in keys] for run in runs]
     labels = [run.label for run in runs]
     caption = "Settings that differ"
     if not keys:
@@ -46,11 +46,11 @@ def settings_section(runs: Sequence[ShownRun]) -> Markup:
 
 
 def _fold_settings(run: ShownRun, title: str = "All settings") -> Markup:
-    rows = [[key, _format(value)] for key, value in sorted(run.stored.settings.items())[:_MOST_SETTINGS]]
+    rows = [[key, _format_setting(value)] for key, value in sorted(run.stored.settings.items())[:_MOST_SETTINGS]]
     return fold(f"{title} ({len(rows)})", table(["setting", "value"], rows, caption=title, numbers=False))
 
 
-def _format(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return "\N{EN DASH}" if value is None else masked(text(value))
 
 
@@ -64,7 +64,7 @@ def draw_lineage(root: Node) -> Markup:
     return element("ul", item(root), class_="tree")
 
 
-def machine_section(runs: Sequence[ShownRun]) -> Markup:
+def show_machine(runs: Sequence[ShownRun]) -> Markup:
     """Show hardware and versions: one list for one run, a table for several."""
     known = [dict(_describe_machine(run)) for run in runs]
     if len(runs) == 1:
@@ -76,11 +76,11 @@ def machine_section(runs: Sequence[ShownRun]) -> Markup:
 
 def _describe_machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
     record = run.stored.record
-    hardware, compute, versions = (_table(record.get(name)) for name in ("hardware", "compute", "versions"))
+    hardware, compute, versions = (_as_table(record.get(name)) for name in ("hardware", "compute", "versions"))
     yield "host", text(hardware.get("host"), 100)
     yield "processor", " ".join(text(hardware.get(name), 100) for name in ("machine", "cpu") if hardware.get(name))
     yield "cores", text(hardware.get("cores"), 10)
-    memory = number(hardware.get("memory_bytes"))
+    memory = to_number(hardware.get("memory_bytes"))
     yield "memory", f"{memory / 2**30:,.1f} GiB" if memory else ""
     for name in ("device", "gpu", "precision", "attention", "compiled"):
         if name in compute:
@@ -91,14 +91,14 @@ def _describe_machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
             yield text(name, 40), text(version, 60)
 
 
-def repeat_section(runs: Sequence[ShownRun]) -> Markup:
+def show_commands(runs: Sequence[ShownRun]) -> Markup:
     """List the commands that made the runs, stage by stage with their times, and those that repeat them."""
     made, again = [], []
     for run in runs:
-        stages = _table(run.stored.record.get("stages"))
+        stages = _as_table(run.stored.record.get("stages"))
         lines = []
         for stage in dict.fromkeys((*_STAGES, *stages)):
-            entry = _table(stages.get(stage))
+            entry = _as_table(stages.get(stage))
             argv = entry.get("argv")
             if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
                 # The first word is the path of the script, which says nothing and may name a home directory.
@@ -115,5 +115,5 @@ def repeat_section(runs: Sequence[ShownRun]) -> Markup:
     )
 
 
-def _table(value: Any) -> Mapping[str, Any]:
+def _as_table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

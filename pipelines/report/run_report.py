@@ -1,27 +1,33 @@
-"""The page about one run, or about several beside each other."""
+"""The page about one run, or about several beside each other, once or while a run is in training."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.errors import AmagoError, masked
-from pipelines.events import Listener, duration, silent
+from pipelines.errors import AmagoError, is_stop, masked
+from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
 from pipelines.files.malformed import UNREADABLE
 from pipelines.report import episodes, experience, provenance, scores, training
 from pipelines.report.episodes import Draw
-from pipelines.report.lineage_tree import tree
+from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, join, table
 from pipelines.report.page import AXES, Charts, Page
 from pipelines.report.scores import format_interval
 from pipelines.report.shown import ShownRun, number_runs, text
-from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best
-from pipelines.runs.stored import StoredRun
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, find_last_and_best
+from pipelines.runs.stored import StoredRun, read_run
 
+NAME = "report.html"
+_FIRST_SECONDS = 20.0
+_LEAST_SECONDS = 20.0
+_PAUSE = 75  # times what the last page took
+_EPISODES = 3
 _POINTS = 350_000  # of all metrics of all runs together: about 3 MB
 _MOST_POINTS = 600  # of one run
 _LEAST_POINTS = 40
@@ -54,7 +60,7 @@ def make_page(
     return Page(
         title=f"{title} - amago report",
         head=_compare(runs) if several else _summarize(runs[0]),
-        sections=[part for part in _sections(runs, charts, sample, lakes, draw, listener) if part[2]],
+        sections=[part for part in _make_sections(runs, charts, sample, lakes, draw, listener) if part[2]],
         charts=charts,
         axes=axes or ["updates"],
         runs=[(run.label, run.number, run.color) for run in runs],
@@ -62,7 +68,7 @@ def make_page(
     )
 
 
-def _sections(
+def _make_sections(
     runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool, draw: Draw | None, listener: Listener
 ) -> Sections:
     one = runs[0] if len(runs) == 1 else None
@@ -77,8 +83,8 @@ def _sections(
         collected = None
         if one and found:
             with contextlib.suppress(*_UNSHOWN):  # the section about the lake says why
-                collected = experience.collection_chart(one, found[0][1], charts)
-        return scores.score_section(runs, charts, collected)
+                collected = experience.draw_collection(one, found[0][1], charts)
+        return scores.show_scores(runs, charts, collected)
 
     def show_episodes() -> Markup | None:
         lake, critic, note = found[0][1], None, ""
@@ -89,7 +95,7 @@ def _sections(
                 critic = Values(str(one.stored.path))
             except _UNSHOWN as error:
                 note = f"Without the agent's values: {_explain(error)}"
-        shown = episodes.sample_section(
+        shown = episodes.show_samples(
             lake, charts, count=sample, critic=critic, draw=draw, note=note, listener=listener
         )
         about = "Episodes of the newest policy in the lake, chosen by chance."
@@ -102,33 +108,33 @@ def _sections(
             return None
         from pipelines.lake import lineage
 
-        root = tree(lineage.trace(one.stored.path, listener=listener))
+        root = Node.of_checkpoint(lineage.trace(one.stored.path, listener=listener))
         about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
         return join(element("p", about), provenance.draw_lineage(root))
 
     def show_lakes() -> Markup | None:
         if one:
-            return experience.lake_section(found[0][1], charts, listener)
+            return experience.show_lake(found[0][1], charts, listener)
         return experience.compare_lakes(found, listener)
 
     parts: list[tuple[str, str, Callable[[], Markup | None]]] = [
-        ("groups", "Comparison", lambda: None if one else scores.group_section(runs, charts)),
+        ("groups", "Comparison", lambda: None if one else scores.show_groups(runs, charts)),
         ("scores", "Scores", show_scores),
-        ("time", "Speed and time", lambda: training.speed_section(runs, charts)),
-        ("metrics", "Metrics of training", lambda: training.metric_section(runs, charts)),
+        ("time", "Speed and time", lambda: training.show_speed(runs, charts)),
+        ("metrics", "Metrics of training", lambda: training.show_metrics(runs, charts)),
     ]
     if one:
-        parts.append(("videos", "Videos", lambda: episodes.video_section(one)))
+        parts.append(("videos", "Videos", lambda: episodes.show_videos(one)))
     if one and found and sample:
         parts.append(("episodes", "Episodes", show_episodes))
     if found:
         parts.append(("lake", "Lake" if one else "Lakes", show_lakes))
-    parts.append(("settings", "Settings", lambda: provenance.settings_section(runs)))
+    parts.append(("settings", "Settings", lambda: provenance.show_settings(runs)))
     if one and lakes:
         parts.append(("lineage", "Lineage", show_lineage))
     parts += [
-        ("machine", "Hardware and versions", lambda: provenance.machine_section(runs)),
-        ("repeat", "Repeat it", lambda: provenance.repeat_section(runs)),
+        ("machine", "Hardware and versions", lambda: provenance.show_machine(runs)),
+        ("repeat", "Repeat it", lambda: provenance.show_commands(runs)),
     ]
     for id, title, make in parts:
         try:
@@ -162,11 +168,11 @@ def _summarize(run: ShownRun) -> Markup:
         element("p", " \N{MIDDLE DOT} ".join(part for part in about if part), class_="about"),
         element("p", f"{state.status.capitalize()}: {text(state.reason)}", class_="warning") if state.reason else None,
         element("p", "; ".join(text(problem) for problem in problems[:20]), class_="warning") if problems else None,
-        element("dl", *_tiles(run), class_="tiles"),
+        element("dl", *_make_tiles(run), class_="tiles"),
     )
 
 
-def _tiles(run: ShownRun) -> Iterator[Markup]:
+def _make_tiles(run: ShownRun) -> Iterator[Markup]:
     def tile(name: str, value: str, more: str = "") -> Markup:
         detail = element("small", more) if more else None
         return element("div", element("dt", name), element("dd", value, detail), class_="tile")
@@ -175,7 +181,7 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
         return text(f"update {evaluation.update:,}, {evaluation.standard}", 120)
 
     stored = run.stored
-    found = last_and_best(stored.scores.final)
+    found = find_last_and_best(stored.scores.final)
     if found is not None:
         last, best = found
         for name, each in (("return, last", last), *([("return, best", best)] if best is not last else [])):
@@ -200,7 +206,6 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
 
 
 def _compare(runs: Sequence[ShownRun]) -> Markup:
-    """Tabulate runs and their scores."""
     cells: dict[str, list[Any]] = {"run": [run.label for run in runs]}
     cells |= {
         "recipe": [text(run.stored.recipe, 60) for run in runs],
@@ -208,7 +213,7 @@ def _compare(runs: Sequence[ShownRun]) -> Markup:
         "seed": [run.stored.seed for run in runs],
         "state": [run.stored.state.status for run in runs],
     }
-    found = [last_and_best(run.stored.scores.final) for run in runs]
+    found = [find_last_and_best(run.stored.scores.final) for run in runs]
     cells["scored on"] = [pair and text(str(pair[0].standard), 60) for pair in found]
     for place, which in enumerate(("last return", "best return")):
         scores = [pair and pair[place].score(DEFAULT_METRIC) for pair in found]
@@ -227,3 +232,54 @@ def _compare(runs: Sequence[ShownRun]) -> Markup:
     ]
     shown = table(list(used), zip(*used.values(), strict=True), caption="Runs and their last scores")
     return join(element("h1", f"{len(runs)} runs"), *problems, shown)
+
+
+class LivePage:
+    """The page of a run in training: refreshed while the run makes progress, and written whole at the end.
+
+    During training a page has neither lakes nor episodes and costs about 0.2 s. The next refresh waits for a multiple
+    of what the last one took, so that pages take less than 2% of a run's time. An error in a page becomes a notice and
+    never stops the run.
+    """
+
+    def __init__(self, run: Path, listener: Listener) -> None:
+        self.run, self.path, self.listener = run, run / NAME, listener
+
+    @contextlib.contextmanager
+    def keep_fresh(
+        self, *, clock: Callable[[], float] = time.monotonic, write: Callable[[], Any] | None = None
+    ) -> Iterator[Listener]:
+        """Yield a listener that also refreshes the page while there is progress."""
+        due = clock() + _FIRST_SECONDS
+        refresh = write or (lambda: self._write(sample=0, lakes=False))
+
+        def forward(event: Event) -> None:
+            nonlocal due
+            self.listener(event)
+            if isinstance(event, Progress) and (began := clock()) >= due:
+                refresh()
+                ended = clock()
+                due = ended + max(_LEAST_SECONDS, _PAUSE * (ended - began))
+
+        yield forward
+
+    def write_final(self, draw: Draw | None = None) -> list[Path]:
+        """Write the whole page of a run that has ended. Return its path, or an empty list if it could not be
+        written."""
+        return [self.path] if self._write(sample=_EPISODES, lakes=True, draw=draw) else []
+
+    def write_stopped(self) -> None:
+        """Refresh the page of a run that was stopped or failed, if it has one."""
+        if self.path.exists():
+            self.listener(Waiting(what=f"'{self.path}' to be written", stoppable=False))
+            self._write(sample=0, lakes=False)
+
+    def _write(self, *, sample: int, lakes: bool, draw: Draw | None = None) -> bool:
+        try:
+            make_page([read_run(self.run)], sample=sample, lakes=lakes, draw=draw).write(self.path)
+        except Exception as error:  # a page is never worth a run, whatever goes wrong
+            if is_stop(error):
+                raise
+            self.listener(Notice(stage="report", text=f"'{self.path}' cannot be written: {error}", level="warning"))
+            return False
+        return True

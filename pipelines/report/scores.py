@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipelines.report.charts import make_a_curve
+from pipelines.report.charts import is_a_curve
 from pipelines.report.markup import Markup, element, fold, join, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.comparison import Axis, curves, group_runs, improvements
-from pipelines.runs.evaluations import Evaluation, ScoreInterval, env_differences
+from pipelines.runs.comparison import Axis, compute_curves, estimate_improvements, group_runs
+from pipelines.runs.evaluations import Evaluation, ScoreInterval, name_environments
 
 _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
 _KINDS = ("success", "return")
@@ -25,9 +25,8 @@ _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 
 
 def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
-    """Yield a chart for each score that the runs were evaluated by."""
     for metric in _METRICS:
-        found = [curve for run in runs for curve in _learning_curves(run, metric, count=len(runs))]
+        found = [curve for run in runs for curve in _make_learning_curves(run, metric, count=len(runs))]
         if found:
             name = metric.removesuffix("_mean").replace("_", " ")
             about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
@@ -35,7 +34,7 @@ def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[
             yield charts.lines(name.capitalize(), found, y=name, about=about, share=metric == "success_mean")
 
 
-def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
+def _make_learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
     """Yield the run's curve for each kind of evaluation: evaluations of one kind have the same tasks and settings.
 
     `count`: the number of runs in the chart.
@@ -49,7 +48,7 @@ def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curv
     for place, (kind, name) in enumerate(zip(longest, names, strict=True)):
         points = [kind[update] for update in sorted(kind)]
         scores = [score for each in points if (score := each.score(metric)) is not None]
-        low, high = _bounds(scores) if count <= _MOST_BANDS else (None, None)
+        low, high = _split_bounds(scores) if count <= _MOST_BANDS else (None, None)
         yield Curve(
             name=f"{run.label}: {name}" if count > 1 else name,
             values=[score.value for score in scores],
@@ -58,13 +57,13 @@ def _learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curv
             high=high,
             run=run.number,
             color=run.color if count > 1 else place,
-            joined=make_a_curve([each.update for each in points]),
+            joined=is_a_curve([each.update for each in points]),
         )
 
 
 def _name_distinctly(evaluations: Sequence[Evaluation]) -> list[str]:
     """Name evaluations by their tasks, with as much of their settings as distinguishes them."""
-    envs = env_differences([each.standard for each in evaluations])
+    envs = name_environments([each.standard for each in evaluations])
     prefixes = {key: f"{text(name, 80)}, " if len(envs) > 1 else "" for key, name in envs.items()}
     names = [prefixes[each.standard.env] + text(str(each.standard), 120) for each in evaluations]
     pairs = list(zip(names, evaluations, strict=True))
@@ -75,7 +74,7 @@ def _name_distinctly(evaluations: Sequence[Evaluation]) -> list[str]:
     return [name if counts[name] == 1 else f"{name}, settings {each.series}" for name, each in pairs]
 
 
-def _bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
+def _split_bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
     """Split intervals into lower and upper bounds, NaN where one is unknown; None if all are."""
     if all(score.low is None or score.high is None for score in scores):
         return None, None
@@ -94,7 +93,7 @@ def _draw_adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Marku
         for place, (run, name, each) in enumerate(chosen):
             scores = each.attempts(kind)
             if len(scores) > 1:
-                low, high = _bounds(scores)
+                low, high = _split_bounds(scores)
                 values = [score.value for score in scores]
                 color = run.color if several else place
                 lines.append(Curve(name=name, values=values, low=low, high=high, run=run.number, color=color))
@@ -140,7 +139,7 @@ def _choose_adaptation(run: ShownRun, *, several: bool) -> list[tuple[str, Evalu
 def _tabulate_evaluations(runs: Sequence[ShownRun]) -> Markup | None:
     """Tabulate all evaluations, the newest first, and which of them the run is scored by."""
     rows = []
-    envs = env_differences([each.standard for run in runs for each in run.stored.evaluations])
+    envs = name_environments([each.standard for run in runs for each in run.stored.evaluations])
     for run in runs:
         for each in reversed(run.stored.evaluations[-_MOST_EVALUATIONS:]):
             scores: list[Any] = []
@@ -163,7 +162,7 @@ def format_interval(score: ScoreInterval) -> str:
     return "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
 
 
-def score_section(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
+def show_scores(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
     """Show everything about scores; None if there is nothing. `collected`: the chart of the episodes in the lake."""
     shown = [*_draw_adaptation(runs, charts), *([collected] if collected else []), *_draw_learning_curves(runs, charts)]
     if not shown:
@@ -171,7 +170,7 @@ def score_section(runs: Sequence[ShownRun], charts: Charts, collected: Markup | 
     return join(element("div", *shown, class_="grid"), _tabulate_evaluations(runs))
 
 
-def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+def show_groups(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     """Compare groups of runs that differ in their seed: scores, curves, and the probability that one group is better.
 
     None if every run is a group of its own, since the scores of the runs say the same then.
@@ -190,7 +189,9 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     figures = []
     for metric in _METRICS[:2]:
         # Each axis has curves of its own, since runs advance at different speeds.
-        drawn = [(axis, each) for axis in _AXES for each in curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)]
+        drawn = [
+            (axis, each) for axis in _AXES for each in compute_curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)
+        ]
         if not drawn:
             continue
         scored_on = list(dict.fromkeys(each.scored_on for _, each in drawn))
@@ -202,7 +203,7 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
                 low=each.low,
                 high=each.high,
                 axis=axis,
-                joined=make_a_curve(each.x),
+                joined=is_a_curve(each.x),
                 color=[group.name for group in groups].index(each.name),
             )
             for axis, each in drawn
@@ -213,7 +214,7 @@ def group_section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         figures.append(charts.lines(title, lines, y=name, about=how, share=share, names="group"))
     better = [
         [text(each.better, 200), text(each.than, 200), each.probability.value, format_interval(each.probability)]
-        for each in improvements(groups[:_MOST_GROUPS])
+        for each in estimate_improvements(groups[:_MOST_GROUPS])
     ]
     likely = ["a run of", "scores higher than one of", "with probability", "95% interval"]
     return join(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import AmagoError
+from pipelines.report.page import Curve
 from pipelines.runs.comparison import group_runs
 from pipelines.runs.stored import StoredRun
 
@@ -51,6 +52,23 @@ class ShownRun:
             at = [self.stored.metrics.at(name, update) for update in updates]
             found[axis] = [np.nan if value is None else value for value in at]
         return found | {"updates": list(updates)}
+
+    def make_variants(self, name: str, names: set[str]) -> list[Curve]:
+        """Collect a metric with its variants: at other discounts, or of the parts of the network."""
+        variants = {"acting discount" if any(n.startswith(f"{name}@") for n in names) else name: name}
+        variants |= {f"discount {n.removeprefix(f'{name}@')}": n for n in sorted(names) if n.startswith(f"{name}@")}
+        if name == "grad_norm":
+            parts = sorted(n for n in names if n.startswith("grad_norm_"))
+            variants = {"whole network": name} | {n.removeprefix("grad_norm_"): n for n in parts}
+        curves = [self.make_curve(column, label, color=place) for place, (label, column) in enumerate(variants.items())]
+        return [curve for curve in curves if curve is not None]
+
+    def make_curve(self, column: str, label: str, *, color: int) -> Curve | None:
+        """Make the curve of a metric; None if the run has no such number."""
+        values = self.column(column)
+        if not np.isfinite(values).any() or (column == "skipped_updates" and not np.nan_to_num(values).any()):
+            return None
+        return Curve(name=text(label, 80), values=values.tolist(), along=self.along, run=self.number, color=color)
 
 
 def number_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:

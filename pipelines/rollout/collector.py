@@ -18,8 +18,8 @@ from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec
 from pipelines.envs.legal import LegalActions
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
-from pipelines.lake.log import count_expired_steps
-from pipelines.lake.maintenance.files import live_steps
+from pipelines.lake.log import read_log
+from pipelines.lake.maintenance.files import count_live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
@@ -344,11 +344,9 @@ def count_by_collector(lake: Lake, collector: str) -> dict[str, int]:
     """Count the steps of `collector`, if it has stored any, and of its numbered collectors NAME.0, NAME.1, ..."""
     lake.salvage()
     while True:
-        expired = _family(count_expired_steps(lake.storage), collector)
+        expired = _family(read_log(lake.storage).steps, collector)
         stored = _family(_live_by_collector(lake, collector), collector)
-        if (
-            _family(count_expired_steps(lake.storage), collector) == expired
-        ):  # otherwise some moved from one to the other
+        if _family(read_log(lake.storage).steps, collector) == expired:  # otherwise some moved from one to the other
             return {name: int(stored.get(name, 0)) + expired.get(name, 0) for name in {*stored, *expired}}
 
 
@@ -356,7 +354,7 @@ def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
     """Count the live steps of collectors whose names begin so: on a disk by the index; in an object store, where the
     index would fetch the footers of all collectors, by the segments of these."""
     if is_remote(lake.name):
-        return live_steps(lake, writer_label(collector))
+        return count_live_steps(lake, writer_label(collector))
     quoted = collector.replace("'", "''")
     mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
     _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")

@@ -144,7 +144,7 @@ class EpisodeQueue:
         """Pass on exactly once, even if the receiver is interrupted."""
         stored = [each.trajectories for each in finished if each.trajectories is not None]
         if stored and self._sink is not None:
-            self._sink(Trajectories.joined(stored))
+            self._sink(Trajectories.join(stored))
         for each in finished:
             self.stats.add(each.stats)
             if self._on_episode is not None:

@@ -19,7 +19,7 @@ from pipelines.envs.exploration import random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Space, Spaces
-from pipelines.lake.store import difference
+from pipelines.lake.store import describe_difference
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
@@ -254,5 +254,5 @@ def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
     if ours != env.spec.spaces:
         raise InputMissing(
             f"{checkpoint.label} was trained for other spaces than those of '{env.spec.name}': "
-            + "; ".join(difference(ours, env.spec.spaces, ("trained for", "given"))),
+            + "; ".join(describe_difference(ours, env.spec.spaces, ("trained for", "given"))),
         )

@@ -17,15 +17,15 @@ import numpy as np
 
 from pipelines.config.changes import find_varying
 from pipelines.errors import InputMissing, UsageError
-from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strata_ci, stratified_ci
+from pipelines.evaluation.statistics import LEVEL, RESAMPLES, bootstrap_ci_of_iqm, bootstrap_ci_of_strata, compute_iqm
 from pipelines.nearest import did_you_mean
 from pipelines.runs.evaluations import (
     DEFAULT_METRIC,
     ScoreInterval,
     Standard,
-    curve,
-    env_differences,
-    last_and_best,
+    find_last_and_best,
+    name_environments,
+    select_curve,
 )
 from pipelines.runs.stored import StoredRun
 from pipelines.runs.summary import format_setting
@@ -64,6 +64,42 @@ class RunGroup:
     def unfinished(self) -> int:
         """Number of runs that are running, or ended before they were done."""
         return sum(run.state.status != "finished" for run in self.runs)
+
+    def compute_curve(self, metric: str, axis: Axis, statistic: Statistic) -> GroupCurve:
+        """Compute the learning curve: the statistic of the runs, interpolated between their evaluations. It ends where
+        fewer than half of the runs have got."""
+        lines: list[tuple[str, np.ndarray, np.ndarray]] = []
+        standards: dict[str, None] = {}
+        for run in self.runs:
+            evaluations = select_curve(run.scores.curve, metric)
+            standards |= dict.fromkeys(str(each.standard) for each in evaluations)
+            points = sorted(
+                (place, score.value)
+                for each in evaluations
+                if (place := {"updates": each.update, "steps": each.env_steps, "seconds": each.seconds}[axis])
+                is not None
+                and (score := each.score(metric)) is not None
+            )
+            if points:
+                stratum = self.strata.get(run.path, run.env)
+                lines.append((stratum, np.array([x for x, _ in points]), np.array([y for _, y in points])))
+        found = GroupCurve(name=self.name, scored_on=" or ".join(standards))
+        places = np.unique(np.concatenate([x for _, x, _ in lines])) if lines else np.zeros(0)
+        if len(places) > _MOST_POINTS:
+            places = np.linspace(places[0], places[-1], _MOST_POINTS)
+        for place in places:
+            at: dict[str, list[float]] = {}
+            for env, x, y in lines:
+                if x[0] <= place <= x[-1]:
+                    at.setdefault(env, []).append(float(np.interp(place, x, y)))
+            score = aggregate(at, statistic, _CURVE_RESAMPLES)
+            if score is None or 2 * sum(map(len, at.values())) < len(lines):
+                continue
+            found.x.append(float(place))
+            found.values.append(score.value)
+            found.low.append(score.value if score.low is None else score.low)
+            found.high.append(score.value if score.high is None else score.high)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +151,7 @@ def group_runs(
     for place, table in enumerate(tables):
         members.setdefault(tuple(repr(table.get(key)) for key in keys), []).append(place)
     named = keys if by else _choose_distinguishing(keys, tables, runs, len(members))
-    scored = [last_and_best(run.scores.final, metric) for run in runs]
+    scored = [find_last_and_best(run.scores.final, metric) for run in runs]
     last = [pair[0] if pair else None for pair in scored]
     strata = _name_strata([None if each is None else each.standard for each in last])
     groups = []
@@ -147,12 +183,16 @@ def group_runs(
     return groups
 
 
-def improvements(groups: Sequence[RunGroup], *, resamples: int = RESAMPLES, seed: int = 0) -> list[Improvement]:
+def estimate_improvements(
+    groups: Sequence[RunGroup], *, resamples: int = RESAMPLES, seed: int = 0
+) -> list[Improvement]:
     """Estimate the probability of improvement of each group over each other, of those that have scores."""
     scored = [group for group in groups if group.scores]
     return [
         Improvement(
-            better=first.name, than=second.name, probability=improvement(first.scores, second.scores, resamples, seed)
+            better=first.name,
+            than=second.name,
+            probability=estimate_improvement(first.scores, second.scores, resamples, seed),
         )
         for first in scored
         for second in scored
@@ -160,7 +200,7 @@ def improvements(groups: Sequence[RunGroup], *, resamples: int = RESAMPLES, seed
     ]
 
 
-def improvement(
+def estimate_improvement(
     first: Mapping[str, Sequence[float]],
     second: Mapping[str, Sequence[float]],
     resamples: int = RESAMPLES,
@@ -170,8 +210,8 @@ def improvement(
 
     It is the mean over the environments that both have, with a stratified bootstrap interval unless each has one run.
 
-    >>> improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
-    0.7777777777777778
+    >>> estimate_improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
+    0.6666666666666666
     """
     rng = np.random.default_rng(seed)
     shared = sorted(first.keys() & second.keys())
@@ -203,63 +243,26 @@ def aggregate(
     if not strata:
         return None
     if statistic == "iqm":
-        value, interval = iqm(np.concatenate(strata)), stratified_ci
+        value, interval = compute_iqm(np.concatenate(strata)), bootstrap_ci_of_iqm
     else:
-        value, interval = float(np.mean([values.mean() for values in strata])), mean_of_strata_ci
+        value, interval = float(np.mean([values.mean() for values in strata])), bootstrap_ci_of_strata
     if all(len(values) == 1 for values in strata):
         return ScoreInterval(value=value)
     low, high = interval(strata, resamples=resamples)
     return ScoreInterval(value=value, low=low, high=high)
 
 
-def curves(
+def compute_curves(
     groups: Sequence[RunGroup], *, metric: str = DEFAULT_METRIC, axis: Axis = "updates", statistic: Statistic = "iqm"
 ) -> list[GroupCurve]:
-    """Compute the learning curve of each group: the statistic of its runs, interpolated between their evaluations.
-
-    A curve ends where fewer than half of the runs have got. Groups without evaluations are left out.
-    """
-    return [found for group in groups if (found := _curve(group, metric, axis, statistic)).x]
-
-
-def _curve(group: RunGroup, metric: str, axis: Axis, statistic: Statistic) -> GroupCurve:
-    lines: list[tuple[str, np.ndarray, np.ndarray]] = []
-    standards: dict[str, None] = {}
-    for run in group.runs:
-        evaluations = curve(run.scores.curve, metric)
-        standards |= dict.fromkeys(str(each.standard) for each in evaluations)
-        points = sorted(
-            (place, score.value)
-            for each in evaluations
-            if (place := {"updates": each.update, "steps": each.env_steps, "seconds": each.seconds}[axis]) is not None
-            and (score := each.score(metric)) is not None
-        )
-        if points:
-            stratum = group.strata.get(run.path, run.env)
-            lines.append((stratum, np.array([x for x, _ in points]), np.array([y for _, y in points])))
-    found = GroupCurve(name=group.name, scored_on=" or ".join(standards))
-    places = np.unique(np.concatenate([x for _, x, _ in lines])) if lines else np.zeros(0)
-    if len(places) > _MOST_POINTS:
-        places = np.linspace(places[0], places[-1], _MOST_POINTS)
-    for place in places:
-        at: dict[str, list[float]] = {}
-        for env, x, y in lines:
-            if x[0] <= place <= x[-1]:
-                at.setdefault(env, []).append(float(np.interp(place, x, y)))
-        score = aggregate(at, statistic, _CURVE_RESAMPLES)
-        if score is None or 2 * sum(map(len, at.values())) < len(lines):
-            continue
-        found.x.append(float(place))
-        found.values.append(score.value)
-        found.low.append(score.value if score.low is None else score.low)
-        found.high.append(score.value if score.high is None else score.high)
-    return found
+    """Compute the learning curve of each group that has evaluations."""
+    return [found for group in groups if (found := group.compute_curve(metric, axis, statistic)).x]
 
 
 def _name_strata(standards: Sequence[Standard | None]) -> list[str]:
     """Name the stratum of each standard: the environment, with tasks and way to act where these differ within it."""
     known = [standard for standard in standards if standard is not None]
-    envs = env_differences(known)
+    envs = name_environments(known)
     alike = {env: {str(each) for each in known if each.env == env} for env in envs}
     return [
         ""

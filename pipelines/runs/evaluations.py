@@ -21,6 +21,7 @@ from pipelines.runs.metrics import MetricColumns
 DEFAULT_METRIC = "return_mean"
 _MOST_FILES = 20_000
 _MOST_BYTES = 16 << 20
+_ERRORS = 2.0  # standard errors of the mean of random play that count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,16 @@ class ScoreInterval:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def find(cls, metrics: Mapping[str, Any], metric: str) -> ScoreInterval | None:
+        """Look up a metric with its interval; None if `metrics` do not have that number."""
+        value = to_number(metrics.get(metric))
+        if value is None:
+            return None
+        bounds = metrics.get(f"{metric.removesuffix('_mean')}_ci95")
+        low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (None, None)
+        return cls(value=value, low=to_number(low), high=to_number(high))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +62,35 @@ class Standard:
         """Describe it without the environment: `test tasks, sampled`."""
         which = f"tasks where {self.tasks}" if self.tasks else f"{self.split or 'all'} tasks"
         which += f", {self.attempts} times each" if self.attempts != 1 else ""
-        return which if self.greedy is None else f"{which}, {mode_name(self.greedy)}"
+        return which if self.greedy is None else f"{which}, {name_mode(self.greedy)}"
+
+    @staticmethod
+    def name_env(env: Mapping[str, Any]) -> str:
+        """Write settings of an environment as JSON such that equal settings give equal texts.
+
+        TOML has no null and JSON one kind of number, so unset values are left out and 1.0 becomes 1.
+        """
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {str(key): plain(each) for key, each in value.items() if each is not None}
+            if isinstance(value, list | tuple):
+                return [plain(each) for each in value]
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+
+        return json.dumps(plain(env), sort_keys=True, default=str)
+
+    @staticmethod
+    def count_attempts(settings: Mapping[str, Any]) -> int:
+        """Look up how often each episode is played; 1 if settings of `[evaluate]` do not say so."""
+        attempts = settings.get("attempts", 1)
+        return attempts if isinstance(attempts, int) else 1
 
 
-def mode_name(greedy: bool) -> str:
+def name_mode(greedy: bool) -> str:
     """Name a way to act.
 
-    >>> mode_name(True), mode_name(False)
+    >>> name_mode(True), name_mode(False)
     ('greedy', 'sampled')
     """
     return "greedy" if greedy else "sampled"
@@ -87,23 +120,105 @@ class Evaluation:
     env_steps: float | None = None
     seconds: float | None = None
 
+    @classmethod
+    def read(cls, path: Path, metrics: MetricColumns | None) -> Evaluation | None:
+        """Read a file of `evaluations/`; None if it is damaged."""
+        try:
+            report = parse_object(read_limited(path, _MOST_BYTES))
+        except OSError:
+            return None
+        if report is None:
+            return None
+        update, figures = report.get("update"), report.get("metrics")
+        if isinstance(update, bool) or not isinstance(update, int) or not isinstance(figures, dict):
+            return None
+        if not 0 <= update < 1 << 53:
+            return None
+        env, settings, known = (_table(report.get(name)) for name in ("env", "settings", "known"))
+        greedy, default = settings.get("greedy"), report.get("default_greedy")
+        split = _text(settings.get("split"))
+        head, _, tail = path.stem.rpartition("-")
+        return cls(
+            path=path,
+            series=tail if head else path.stem,
+            update=update,
+            time=to_number(report.get("time")),
+            env=_text(env.get("name")),
+            split=split,
+            label=_text(settings.get("label")),
+            standard=Standard(
+                env=Standard.name_env(env),
+                split=split,
+                tasks=_text(settings.get("tasks")),
+                greedy=greedy if isinstance(greedy, bool) else None,
+                attempts=Standard.count_attempts(settings),
+            ),
+            default_greedy=default if isinstance(default, bool) else None,
+            settings=settings,
+            metrics=figures,
+            known=known,
+            env_steps=metrics.at("env_steps", update) if metrics else None,
+            seconds=metrics.at("seconds", update) if metrics else None,
+        )
+
     def score(self, metric: str = DEFAULT_METRIC) -> ScoreInterval | None:
         """Look up a metric with its interval; None if the evaluation does not have that number."""
-        return _score(self.metrics, metric)
+        return ScoreInterval.find(self.metrics, metric)
 
     def attempts(self, kind: str = "success") -> list[ScoreInterval]:
         """List `success` or `return` by attempt; empty if there are no attempts or it is not known for each."""
         entries = self.metrics.get("per_attempt")
         listed = entries if isinstance(entries, list) else []
-        found = [_score(entry, f"{kind}_mean") if isinstance(entry, Mapping) else None for entry in listed]
+        found = [ScoreInterval.find(entry, f"{kind}_mean") if isinstance(entry, Mapping) else None for entry in listed]
         return [] if None in found else [score for score in found if score is not None]
 
     def known_attempts(self, who: str, kind: str = "success") -> list[float]:
         """List what is known exactly of `random` or `optimal` play by attempt; empty if nothing is."""
         table = self.known.get(who)
         values = table.get(kind) if isinstance(table, Mapping) else None
-        found = [number(value) for value in values] if isinstance(values, list) else []
+        found = [to_number(value) for value in values] if isinstance(values, list) else []
         return [] if None in found else [value for value in found if value is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPlay:
+    """Mean return of random play, which a run should exceed: its standard error, and the number of episodes (0: known
+    exactly). It is measured when a run without a recipe begins, or known."""
+
+    return_mean: float
+    return_error: float = 0.0
+    episodes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.return_mean:.4g}" + (f" ({self.episodes:,} episodes)" if self.episodes else "")
+
+    @classmethod
+    def find(cls, recipe: Mapping[str, Any], evaluation: Evaluation | None = None) -> RandomPlay | None:
+        """Look up the score of random play: measured by the plan in a run's `recipe`, or known to an `evaluation`.
+
+        None if neither has it.
+        """
+        plan = recipe.get("plan")
+        measured = plan.get("measured") if isinstance(plan, Mapping) else None
+        if isinstance(measured, Mapping) and (mean := to_number(measured.get("return_mean"))) is not None:
+            error, episodes = to_number(measured.get("return_error")), to_number(measured.get("episodes"))
+            return cls(return_mean=mean, return_error=error or 0.0, episodes=int(episodes or 0))
+        known = evaluation.known.get("random") if evaluation is not None else None
+        exact = to_number(known.get("return")) if isinstance(known, Mapping) else None
+        return None if exact is None else cls(return_mean=exact)
+
+    def compare(self, evaluation: Evaluation) -> str:
+        """Compare the interval of an evaluation's return with random play: "below", "equal" if they overlap, or "" if
+        it is above."""
+        score = evaluation.score()
+        if score is None:
+            return ""
+        low = score.value if score.low is None else score.low
+        high = score.value if score.high is None else score.high
+        margin = _ERRORS * self.return_error
+        if high < self.return_mean - margin:
+            return "below"
+        return "equal" if low <= self.return_mean + margin else ""
 
 
 def read_evaluations(
@@ -121,7 +236,7 @@ def read_evaluations(
     for path in paths:
         if path.name.startswith("."):
             continue
-        evaluation = _read(path, metrics)
+        evaluation = Evaluation.read(path, metrics)
         if evaluation is None:
             problems.append(f"evaluations/{path.name} is damaged")
         else:
@@ -157,7 +272,7 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
         return (
             standard.tasks == _text(wanted.get("tasks"))
-            and standard.attempts == _attempts(wanted)
+            and standard.attempts == Standard.count_attempts(wanted)
             and standard.split in (splits if split == "auto" else (split,))
             and (standard.greedy == chosen or None in (standard.greedy, chosen))
         )
@@ -168,7 +283,7 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         return alike and is_made_by(entry, evaluation, ("train", "test"))
 
     env = _table(document.get("env"))
-    own = _env_key(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
+    own = Standard.name_env(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
     base = _table(document.get("evaluate"))
     stages = document.get("stages")
     entries = [
@@ -182,7 +297,7 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
     return RunScores(final=final, curve=tuple(made) if entries else final)
 
 
-def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:
+def select_curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:
     """Select the evaluations that form a learning curve, by update.
 
     They have the settings with which most checkpoints were evaluated, the newest such if there are several.
@@ -199,7 +314,7 @@ def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> li
     return [by_update[update] for update in sorted(by_update)]
 
 
-def last_and_best(
+def find_last_and_best(
     evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC
 ) -> tuple[Evaluation, Evaluation] | None:
     """Find the newest evaluation of the latest update that has the metric, and the best one of the same standard.
@@ -214,11 +329,11 @@ def last_and_best(
     return last, max(alike, key=lambda item: item[1])[0]
 
 
-def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
+def name_environments(standards: Sequence[Standard]) -> dict[str, str]:
     """Name each `Standard.env`: by the environment's name, with the parameters that distinguish it from its namesakes.
 
     >>> long, short = '{"corridor": 20, "name": "tmaze"}', '{"corridor": 5, "name": "tmaze"}'
-    >>> env_differences([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
+    >>> name_environments([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
     'tmaze corridor=5'
     """
     tables: dict[str, Mapping[str, Any]]
@@ -237,7 +352,7 @@ def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
     return found
 
 
-def number(value: Any) -> float | None:
+def to_number(value: Any) -> float | None:
     """Convert a finite number of a JSON file to a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -245,77 +360,6 @@ def number(value: Any) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
-    try:
-        report = parse_object(read_limited(path, _MOST_BYTES))
-    except OSError:
-        return None
-    if report is None:
-        return None
-    update, figures = report.get("update"), report.get("metrics")
-    if isinstance(update, bool) or not isinstance(update, int) or not isinstance(figures, dict):
-        return None
-    if not 0 <= update < 1 << 53:
-        return None
-    env, settings, known = (_table(report.get(name)) for name in ("env", "settings", "known"))
-    greedy, default = settings.get("greedy"), report.get("default_greedy")
-    split = _text(settings.get("split"))
-    head, _, tail = path.stem.rpartition("-")
-    return Evaluation(
-        path=path,
-        series=tail if head else path.stem,
-        update=update,
-        time=number(report.get("time")),
-        env=_text(env.get("name")),
-        split=split,
-        label=_text(settings.get("label")),
-        standard=Standard(
-            env=_env_key(env),
-            split=split,
-            tasks=_text(settings.get("tasks")),
-            greedy=greedy if isinstance(greedy, bool) else None,
-            attempts=_attempts(settings),
-        ),
-        default_greedy=default if isinstance(default, bool) else None,
-        settings=settings,
-        metrics=figures,
-        known=known,
-        env_steps=metrics.at("env_steps", update) if metrics else None,
-        seconds=metrics.at("seconds", update) if metrics else None,
-    )
-
-
-def _attempts(settings: Mapping[str, Any]) -> int:
-    """Look up how often each episode is played; 1 if settings of `[evaluate]` do not say so."""
-    attempts = settings.get("attempts", 1)
-    return attempts if isinstance(attempts, int) else 1
-
-
-def _score(metrics: Mapping[str, Any], metric: str) -> ScoreInterval | None:
-    value = number(metrics.get(metric))
-    if value is None:
-        return None
-    bounds = metrics.get(f"{metric.removesuffix('_mean')}_ci95")
-    low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (None, None)
-    return ScoreInterval(value=value, low=number(low), high=number(high))
-
-
-def _env_key(env: Mapping[str, Any]) -> str:
-    """Write settings of an environment as JSON such that equal settings give equal texts.
-
-    TOML has no null and JSON one kind of number, so unset values are left out and 1.0 becomes 1.
-    """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(each) for key, each in value.items() if each is not None}
-        if isinstance(value, list | tuple):
-            return [plain(each) for each in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    return json.dumps(plain(env), sort_keys=True, default=str)
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ def find_runs(places: Sequence[Path | str]) -> list[Path]:
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
             raise InputMissing(f"no run at '{text}'", hint=suggest(Path(text), is_run, inside="", otherwise=what))
         for match in matches:
-            found |= dict.fromkeys(runs_below(match))
+            found |= dict.fromkeys(walk_runs(match))
     return list(found)
 
 
@@ -37,7 +37,7 @@ def is_pattern(place: str) -> bool:
     return glob.has_magic(place) and not Path(place).exists()
 
 
-def runs_below(root: Path, deep: int = _MOST_DEEP) -> Iterator[Path]:
+def walk_runs(root: Path, deep: int = _MOST_DEEP) -> Iterator[Path]:
     """Yield the run at `root`, or those below it, in order. Links are not followed, and runs do not contain runs."""
     if is_run(root):
         yield root
@@ -56,4 +56,4 @@ def runs_below(root: Path, deep: int = _MOST_DEEP) -> Iterator[Path]:
     if "segments" in names and (root / "lake.json").is_file():
         return
     for name in names:
-        yield from runs_below(root / name, deep - 1)
+        yield from walk_runs(root / name, deep - 1)

@@ -84,7 +84,7 @@ def read_metrics(
         return MetricColumns(columns=_columns(iter(()), names))
 
 
-def last_line(path: Path, *, stage: str = "train") -> dict[str, Any] | None:
+def read_last_line(path: Path, *, stage: str = "train") -> dict[str, Any] | None:
     """Read the last line of a stage; None if it is not among the last 64 KiB of the log at `path`."""
     try:
         with open_regular(path) as file:

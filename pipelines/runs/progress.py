@@ -63,14 +63,14 @@ class _Recorder:
             return
         share, left = event.run_share, event.run_seconds_left
         if share is None:
-            share, left = self._alone(event)
+            share, left = self._estimate_alone(event)
         content = {"share": share, "seconds_left": left, "time": round(time.time(), 3), "stages": self._stages}
         with contextlib.suppress(StageFailed):
             write_atomically(self._path, json.dumps(content), durable=False)
         self._due = time.monotonic() + self._every
 
-    def _alone(self, event: Progress) -> tuple[float | None, float | None]:
-        """Return the share done and the seconds left of a stage that is not part of a chain."""
+    def _estimate_alone(self, event: Progress) -> tuple[float | None, float | None]:
+        """Estimate the share done and the seconds left of a stage that is not part of a chain."""
         if not event.total or self._first is None:
             return None, None
         done, began = self._first

@@ -19,7 +19,7 @@ from pipelines.files.atomic import explained
 from pipelines.files.json import read_object
 from pipelines.files.malformed import read_limited
 from pipelines.runs.stored import read_run
-from pipelines.runs.summary import Row, disk_bytes
+from pipelines.runs.summary import Row, measure_disk
 
 _MOST_BYTES = 16 << 20
 _STAGES = ("run", "train", "collect")
@@ -48,17 +48,17 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
             raise UsageError(f"'{path}' has a config.toml but no run.json that can be read: it may not be a run")
         if path.resolve() in (here, *here.parents):
             raise UsageError(f"'{path}' contains the current directory", hint="change to another directory")
-        if (inside := contents(path)) is not None:
+        if (inside := find_contents(path)) is not None:
             raise UsageError(inside, hint="move or remove that first")
     if not force:
-        for path, reasons in dependents(paths).items():
+        for path, reasons in find_dependents(paths).items():
             raise UsageError(
                 f"other runs depend on '{path}'", hint="remove them too, or use --force", problems=tuple(reasons)
             )
     with contextlib.ExitStack() as held:
         for path in paths:
             held.enter_context(RunDirectory(path).lock(*_STAGES))
-        found = [RemovedRun(path=path, bytes=disk_bytes(path)) for path in paths]
+        found = [RemovedRun(path=path, bytes=measure_disk(path)) for path in paths]
     for run in () if dry_run else found:
         with explained(f"remove '{run.path}'"), RunDirectory(run.path).lock(*_STAGES):
             # Under another name, so that a half-removed run does not look like a run.
@@ -68,7 +68,7 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
     return found
 
 
-def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> list[Path]:
+def find_prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> list[Path]:
     """Select the runs with a score that are not among the `keep_best` best of their standard; `failed`: also those that
     failed without a score. Runs that are running are never selected.
 
@@ -90,7 +90,7 @@ def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> li
     return sorted(chosen)
 
 
-def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
+def find_dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
     """Find which of the runs other runs depend on, and how: they train on its lake, act with its policy, fill its lake,
     or have a link into it.
 
@@ -100,7 +100,7 @@ def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
     others: set[Path] = set()
     links: dict[Path, Path] = {}
     for root in {_folder_of_runs(path) for path in own} | {Path("runs").resolve()}:
-        for folder in _walk(root, hidden=False, runs_alone=_is_shared(root)):
+        for folder in _Folder.walk(root, hidden=False, runs_alone=_is_shared(root)):
             inside = any(folder.path.is_relative_to(each) for each in own)
             if not inside and folder.is_run:
                 others.add(folder.path)
@@ -119,13 +119,13 @@ def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
     return found
 
 
-def contents(path: Path) -> str | None:
+def find_contents(path: Path) -> str | None:
     """Describe other runs and lakes in the directory of a run, at any depth, which would be lost with it.
 
     None if there are none. StageFailed for a directory that cannot be read.
     """
     own = _own_lakes(path)
-    for folder in _walk(path, hidden=True):
+    for folder in _Folder.walk(path, hidden=True):
         name = folder.path.relative_to(path).as_posix()
         if folder.path == path:
             continue
@@ -149,35 +149,35 @@ class _Folder:
         # By name, without opening the file: some directories, such as /proc/1/fdinfo, refuse even that question.
         return "config.toml" in self.files
 
+    @classmethod
+    def walk(cls, root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[_Folder]:
+        """Yield `root` and the directories below it, on the same device. Links are not followed.
 
-def _walk(root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[_Folder]:
-    """Yield `root` and the directories below it, on the same device. Links are not followed.
-
-    With `hidden`, all of them, and StageFailed for one that cannot be read. Otherwise hidden directories, the contents
-    of lakes and what cannot be read are skipped. `runs_alone`: of the directories in `root`, only runs.
-    """
-    waiting = [root]
-    try:
-        device = root.stat().st_dev
-    except OSError:
-        return
-    while waiting:
-        path = waiting.pop()
-        files, links, folders = set(), set(), []
-        with explained(f"read '{path}'") if hidden else contextlib.suppress(OSError), os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    links.add(entry.name)
-                elif not entry.is_dir(follow_symlinks=False):
-                    files.add(entry.name)
-                elif hidden or not entry.name.startswith("."):
-                    folders.append(entry)
-            if hidden or "lake.json" not in files:
-                near = [Path(entry.path) for entry in folders if entry.stat(follow_symlinks=False).st_dev == device]
-                if runs_alone and path == root:
-                    near = [each for each in near if os.path.lexists(each / "config.toml")]
-                waiting += sorted(near, reverse=True)
-        yield _Folder(path=path, files=frozenset(files), links=frozenset(links))
+        With `hidden`, all of them, and StageFailed for one that cannot be read. Otherwise hidden directories, the
+        contents of lakes and what cannot be read are skipped. `runs_alone`: of the directories in `root`, only runs.
+        """
+        waiting = [root]
+        try:
+            device = root.stat().st_dev
+        except OSError:
+            return
+        while waiting:
+            path = waiting.pop()
+            files, links, folders = set(), set(), []
+            with explained(f"read '{path}'") if hidden else contextlib.suppress(OSError), os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        links.add(entry.name)
+                    elif not entry.is_dir(follow_symlinks=False):
+                        files.add(entry.name)
+                    elif hidden or not entry.name.startswith("."):
+                        folders.append(entry)
+                if hidden or "lake.json" not in files:
+                    near = [Path(entry.path) for entry in folders if entry.stat(follow_symlinks=False).st_dev == device]
+                    if runs_alone and path == root:
+                        near = [each for each in near if os.path.lexists(each / "config.toml")]
+                    waiting += sorted(near, reverse=True)
+            yield cls(path=path, files=frozenset(files), links=frozenset(links))
 
 
 def _folder_of_runs(path: Path) -> Path:

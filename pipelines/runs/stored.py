@@ -1,4 +1,5 @@
-"""A run directory as one record.
+"""A run directory as one record, and what the run is doing, or how it ended: from its locks and from what its last
+stage recorded.
 
 Damaged and half-written files are left out and listed in `problems`, since one damaged file must not hide other runs.
 Nothing that a file names is imported or opened.
@@ -6,12 +7,14 @@ Nothing that a file names is imported or opened.
 
 from __future__ import annotations
 
+import calendar
 import re
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.config.changes import Changes, find_changes, flatten
 from pipelines.config.load import read_toml
@@ -19,22 +22,94 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
+from pipelines.files.locks import LockHolder, holder
 from pipelines.files.malformed import read_limited
 from pipelines.runs.evaluations import (
     Evaluation,
+    RandomPlay,
     RunScores,
-    last_and_best,
-    number,
+    find_last_and_best,
     read_evaluations,
     select_scores,
+    to_number,
 )
-from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
-from pipelines.runs.random_play import RandomPlay, random_play
-from pipelines.runs.state import RunState, state_of
+from pipelines.runs.metrics import POINTS, MetricColumns, read_last_line, read_metrics
 
+_RunStatus = Literal["running", "finished", "interrupted", "failed"]
+_LOCKS = ("run", "train", "collect")  # `run` holds all three
+_OUTCOMES: Mapping[str, _RunStatus] = {"done": "finished", "interrupted": "interrupted", "failed": "failed"}
+_KILLED = "it ended without a record, as after kill -9"
+_LONGEST = 500
 _MOST_BYTES = 16 << 20
 _UPDATE = re.compile(r"\d{6,15}")
 _NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
+
+
+def find_running(path: Path) -> tuple[str, LockHolder] | None:
+    """Find the stage that a process is running in the run at `path`, and that process; None if there is none."""
+    for stage in _LOCKS:
+        if (found := holder(path / f".{stage}.lock")) is not None:
+            return stage, found
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """State of a run. `stage` is the one that is running or ran last, `pid` and `host` are those of its process.
+
+    `started` and `ended` are seconds since the epoch, None if unknown. `reason` says why it failed or was interrupted.
+    """
+
+    status: _RunStatus
+    stage: str = ""
+    pid: int | None = None
+    host: str = ""
+    started: float | None = None
+    ended: float | None = None
+    reason: str = ""
+
+    @classmethod
+    def read(cls, path: Path, record: Mapping[str, Any]) -> RunState:
+        """Determine the state of the run at `path`, whose run.json is `record`: running, or how its last stage
+        ended."""
+
+        def text(value: Any) -> str:
+            return value[:_LONGEST] if isinstance(value, str) else ""
+
+        stages = record.get("stages")
+        entries: dict[str, Mapping[str, Any]] = {"": {}}
+        if isinstance(stages, Mapping):
+            entries |= {str(name): entry for name, entry in stages.items() if isinstance(entry, Mapping)}
+        stage, last = max(entries.items(), key=lambda item: cls._parse_time(item[1].get("time")) or 0.0)
+        started = cls._parse_time(last.get("time"))
+        if (now := find_running(path)) is not None:
+            return replace(cls.running(*now), started=started)
+        status = _OUTCOMES.get(text(last.get("status")), "interrupted")
+        reason = text(last.get("error")) if status != "finished" else ""
+        pid, hardware = last.get("pid"), record.get("hardware")
+        return cls(
+            status=status,
+            stage=stage,
+            pid=pid if isinstance(pid, int) else None,
+            host=text(hardware.get("host")) if isinstance(hardware, Mapping) else "",
+            started=started,
+            ended=cls._parse_time(last.get("ended")),
+            reason=reason or (_KILLED if status == "interrupted" and stage and "status" not in last else ""),
+        )
+
+    @classmethod
+    def running(cls, stage: str, process: LockHolder) -> RunState:
+        """Describe a run in which `process` runs `stage`."""
+        return cls(status="running", stage=stage, pid=process.pid, host=process.host)
+
+    @staticmethod
+    def _parse_time(text: Any) -> float | None:
+        """Parse a time as run.json has it, 2026-11-23T01:23:41+0000."""
+        try:
+            parsed = time.strptime(text, "%Y-%m-%dT%H:%M:%S%z")
+            return float(calendar.timegm(parsed) - (parsed.tm_gmtoff or 0))
+        except (TypeError, ValueError, OverflowError):
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +183,13 @@ class StoredRun:
         """The budget of a run without a recipe, in minutes; None if it has none, or one in steps."""
         plan = self._recipe.get("plan")
         budget = plan.get("budget") if isinstance(plan, Mapping) else None
-        return number(budget.get("minutes")) if isinstance(budget, Mapping) else None
+        return to_number(budget.get("minutes")) if isinstance(budget, Mapping) else None
 
     @property
     def random_play(self) -> RandomPlay | None:
         """The score of random play, if it was measured or is known exactly."""
-        found = last_and_best(self.scores.final)
-        return random_play(self._recipe, found[0] if found else None)
+        found = find_last_and_best(self.scores.final)
+        return RandomPlay.find(self._recipe, found[0] if found else None)
 
     @property
     def env(self) -> str:
@@ -155,7 +230,7 @@ class StoredRun:
     @cached_property
     def last_training(self) -> Mapping[str, Any]:
         """The last line of training; empty if there is none."""
-        return last_line(self.path / "metrics.jsonl") or {}
+        return read_last_line(self.path / "metrics.jsonl") or {}
 
     @property
     def updates(self) -> int | None:
@@ -173,12 +248,12 @@ class StoredRun:
     @property
     def share(self) -> float | None:
         """Share of the run's work that is done, 0 to 1; None if unknown."""
-        return 1.0 if self.state.status == "finished" else number(self.progress.get("share"))
+        return 1.0 if self.state.status == "finished" else to_number(self.progress.get("share"))
 
     @property
     def seconds_left(self) -> float | None:
         """Time that a running run still needs, by its own estimate; None if unknown."""
-        return number(self.progress.get("seconds_left")) if self.state.status == "running" else None
+        return to_number(self.progress.get("seconds_left")) if self.state.status == "running" else None
 
     @property
     def _newest_checkpoint(self) -> int | None:
@@ -218,7 +293,7 @@ def read_run(path: Path | str) -> StoredRun:
     return StoredRun(
         path=directory.path,
         name=name if isinstance(name, str) and name else directory.path.resolve().name,
-        state=state_of(directory.path, record),
+        state=RunState.read(directory.path, record),
         record=record,
         progress=read(directory.path / "progress.json"),
         damaged_records=tuple(problems),
@@ -226,5 +301,5 @@ def read_run(path: Path | str) -> StoredRun:
 
 
 def _whole(value: Any) -> int | None:
-    found = number(value)
+    found = to_number(value)
     return None if found is None else int(found)

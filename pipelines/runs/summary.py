@@ -14,9 +14,8 @@ from typing import Any
 
 from pipelines.files.user_cache import cache_home
 from pipelines.runs import progress
-from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best, read_evaluations, select_scores
-from pipelines.runs.state import describe_running, find_running
-from pipelines.runs.stored import StoredRun, read_run
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, find_last_and_best, read_evaluations, select_scores
+from pipelines.runs.stored import RunState, StoredRun, find_running, read_run
 
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("run", "name", "recipe", "env", "parent", "state", "stage", "host", "reason", "changed"), "text"),
@@ -36,7 +35,7 @@ _WATCHED = (
 _MOST_CACHED = 50_000
 
 
-def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Row]:
+def summarize_runs(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Row]:
     """Summarise each run in a row with the columns of `COLUMNS`.
 
     `score` is that of the latest update that was evaluated by the run's own settings, `best` the highest of such
@@ -44,11 +43,11 @@ def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Ro
     different standards cannot be ranked. `other_evaluations` is the number of evaluations by other standards. Rows of
     runs that have not changed come from a cache of this user.
     """
-    with _open_cache() as cache:
-        return [_row(path, metric, cache) for path in paths]
+    with _Cache.open() as cache:
+        return [cache.summarize(path, metric) for path in paths]
 
 
-def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
+def summarize_run(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
     """Summarise one run in a row, without its age."""
 
     def scores_of(name: str, evaluation: Evaluation | None) -> Row:
@@ -58,7 +57,7 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
 
     evaluations, damaged = read_evaluations(run.path / "evaluations")
     scores = select_scores(evaluations, run.document)
-    found = last_and_best(scores.final, metric)
+    found = find_last_and_best(scores.final, metric)
     standard = found[0].standard if found else None
     state = asdict(run.state)
     return {
@@ -84,7 +83,7 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "updates": run.updates,
         "seed": run.seed,
         "changed": ", ".join(f"{key}={format_setting(after)}" for key, (_, after) in run.changed.items()),
-        "bytes": disk_bytes(run.path),
+        "bytes": measure_disk(run.path),
         "problems": "; ".join((*run.problems, *damaged)),
     }
 
@@ -100,7 +99,7 @@ def format_setting(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def disk_bytes(path: Path) -> int:
+def measure_disk(path: Path) -> int:
     """Measure the space that a directory takes on the disk, without the targets of links."""
     total, waiting = 0, [str(path)]
     while waiting:
@@ -111,28 +110,6 @@ def disk_bytes(path: Path) -> int:
                 else:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total
-
-
-def _row(path: Path, metric: str, cache: _Cache) -> Row:
-    marks, newest = [], 0.0
-    for name in _WATCHED:
-        try:
-            status = os.stat(path / name)
-        except OSError:
-            marks.append("-")
-            continue
-        newest = max(newest, status.st_mtime)
-        marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
-    now = find_running(path)
-    row = cache.get(f"{path.absolute()}\n{metric}", " ".join(marks), lambda: summary(read_run(path), metric=metric))
-    row |= {"run": str(path), "age": max(time.time() - newest, 0.0)}
-    if now is None:
-        return row
-    # A cached row says how the run ended before: a process has taken it up since, which changes no file at once.
-    state = describe_running(*now)
-    live = read_run(path)
-    row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
-    return row | {"progress": live.share, "seconds_left": live.seconds_left}
 
 
 class _Cache:
@@ -146,6 +123,56 @@ class _Cache:
             connection.execute("create table if not exists rows (key text primary key, mark text, row text)")
             found = connection.execute("select key, mark, row from rows")
             self._known = {key: (mark, row) for key, mark, row in found}
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls) -> Iterator[_Cache]:
+        """Open the cache. One that cannot be used is replaced by an empty one in memory, and a damaged one is
+        removed."""
+        path = cache_home() / "runs-3.sqlite"
+        cache, connection = cls(None), None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=0.5)
+            cache = cls(connection)
+        except sqlite3.OperationalError:  # locked, or not writable
+            pass
+        except sqlite3.DatabaseError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except OSError:
+            pass
+        try:
+            yield cache
+            with contextlib.suppress(sqlite3.Error):
+                cache.store()
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def summarize(self, path: Path, metric: str) -> Row:
+        """Summarise the run at `path` in a row, which comes from the cache if no file has changed."""
+        marks, newest = [], 0.0
+        for name in _WATCHED:
+            try:
+                status = os.stat(path / name)
+            except OSError:
+                marks.append("-")
+                continue
+            newest = max(newest, status.st_mtime)
+            marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
+        now = find_running(path)
+        row = self.get(
+            f"{path.absolute()}\n{metric}", " ".join(marks), lambda: summarize_run(read_run(path), metric=metric)
+        )
+        row |= {"run": str(path), "age": max(time.time() - newest, 0.0)}
+        if now is None:
+            return row
+        # A cached row says how the run ended before: a process has taken it up since, which changes no file at once.
+        state = RunState.running(*now)
+        live = read_run(path)
+        row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
+        return row | {"progress": live.share, "seconds_left": live.seconds_left}
 
     def get(self, key: str, mark: str, make: Callable[[], Row]) -> Row:
         known = self._known.get(key)
@@ -166,28 +193,3 @@ class _Cache:
             if len(self._known) + len(self._new) > _MOST_CACHED:
                 self._connection.execute("delete from rows")
             self._connection.executemany("insert or replace into rows values (?, ?, ?)", self._new)
-
-
-@contextlib.contextmanager
-def _open_cache() -> Iterator[_Cache]:
-    """Open the cache. One that cannot be used is replaced by an empty one in memory, and a damaged one is removed."""
-    path = cache_home() / "runs-3.sqlite"
-    cache, connection = _Cache(None), None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, timeout=0.5)
-        cache = _Cache(connection)
-    except sqlite3.OperationalError:  # locked, or not writable
-        pass
-    except sqlite3.DatabaseError:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    except OSError:
-        pass
-    try:
-        yield cache
-        with contextlib.suppress(sqlite3.Error):
-            cache.store()
-    finally:
-        if connection is not None:
-            connection.close()

@@ -11,10 +11,10 @@ from pipelines.events import Listener, silent
 from pipelines.lake.sql import tables as engine
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.tables import LogTable, RowTable, Tables
-from pipelines.runs.evaluations import DEFAULT_METRIC, number
+from pipelines.runs.evaluations import DEFAULT_METRIC, to_number
 from pipelines.runs.metrics import read_metrics
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.runs.summary import COLUMNS, Row, summaries
+from pipelines.runs.summary import COLUMNS, Row, summarize_runs
 
 _NAMES_FROM = 20  # lines of each log
 _EVALUATIONS = {
@@ -32,17 +32,17 @@ def query(
     limits: QueryLimits | None = None,
     listener: Listener = silent,
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run one SELECT over the tables of `tables`; return column names and rows. UsageError for anything else."""
-    return engine.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
+    """Run one SELECT over the tables of `make_tables`; return column names and rows. UsageError for anything else."""
+    return engine.query(make_tables(paths, metric=metric), text, limits=limits, listener=listener)
 
 
 def select_rows(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
     """Select the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
     table = RowTable(columns=COLUMNS, rows=rows)
-    return [rows[place] for place in engine.matching("runs", table, where, listener=listener)]
+    return [rows[place] for place in engine.select_rows("runs", table, where, listener=listener)]
 
 
-def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
+def make_tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
     """Build the tables.
 
     runs: the columns of `summary.COLUMNS`. settings: `run`, `key`, `value` (as text). evaluations: a row for each, with
@@ -62,7 +62,7 @@ def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
         for key, value in run.settings.items()
     ]
     return {
-        "runs": RowTable(columns=COLUMNS, rows=summaries(paths, metric=metric)),
+        "runs": RowTable(columns=COLUMNS, rows=summarize_runs(paths, metric=metric)),
         "settings": RowTable(columns=dict.fromkeys(("run", "key", "value"), "text"), rows=settings),
         "evaluations": RowTable(columns=_EVALUATIONS, rows=[row for run in runs for row in _evaluations(run)]),
         "metrics": LogTable(
@@ -82,9 +82,9 @@ def _evaluations(run: StoredRun) -> Iterator[Row]:
         row |= {"counts": int(each in counting), "label": each.label, "update": each.update, "time": each.time}
         row |= {"env_steps": each.env_steps, "seconds": each.seconds}
         for name, value in each.metrics.items():
-            if number(value) is not None and name not in row:
-                row[name] = number(value)
+            if to_number(value) is not None and name not in row:
+                row[name] = to_number(value)
             elif name.endswith("_ci95") and isinstance(value, list) and len(value) == 2:
                 stem = name.removesuffix("_ci95")
-                row |= {f"{stem}_low": number(value[0]), f"{stem}_high": number(value[1])}
+                row |= {f"{stem}_low": to_number(value[0]), f"{stem}_high": to_number(value[1])}
         yield row

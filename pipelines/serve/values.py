@@ -90,7 +90,7 @@ class Observations:
                     rows = [leaf] if count is None else leaf
                     if not isinstance(rows, list) or len(rows) != (count or 1):
                         raise ValueError(f"it is not a list of {count}")
-                    padded = [space.padded(row) for row in rows]
+                    padded = [space.pad(row) for row in rows]
                     found[name] = np.stack([row for row, _ in padded])
                     found[f"{name}.{LENGTH}"] = np.array([length for _, length in padded], np.int32)
                 else:

@@ -10,17 +10,16 @@ from typing import Any
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Series, make_a_curve
-from pipelines.report.plots import learning_curve
+from pipelines.report.charts import Series, draw_learning, is_a_curve
 from pipelines.runs.comparison import (
     Axis,
     GroupCurve,
     Improvement,
     RunGroup,
     Statistic,
-    curves,
+    compute_curves,
+    estimate_improvements,
     group_runs,
-    improvements,
 )
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
@@ -53,8 +52,8 @@ def compare(
     if to is not None and to.suffix not in (".png", ".svg", ".csv"):
         raise UsageError(f"cannot write '{to}': its name must end in .png, .svg or .csv")
     groups = group_runs([read_run(path) for path in find_runs(runs)], metric=metric, statistic=statistic, by=by)
-    better = improvements(groups)
-    lines = curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
+    better = estimate_improvements(groups)
+    lines = compute_curves(groups, metric=metric, axis=axis, statistic=statistic) if to is not None else []
     if to is not None:
         _write_curves(to, lines, metric, axis)
     return Result(
@@ -94,13 +93,13 @@ def _write_curves(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis
             values=line.values,
             low=line.low,
             high=line.high,
-            joined=make_a_curve(line.x),
+            joined=is_a_curve(line.x),
         )
         for line in lines[:_MOST_LINES]
     ]
     what = metric.removesuffix("_mean")
     title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
-    learning_curve(to, series, title=title, metric=what, unit=_UNITS[axis])
+    draw_learning(to, series, title=title, metric=what, unit=_UNITS[axis])
 
 
 def _describe_group(group: RunGroup) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.plan import EvaluationPlan
-from pipelines.runs.evaluations import mode_name
-from pipelines.runs.state import find_running
+from pipelines.runs.evaluations import name_mode
+from pipelines.runs.stored import find_running
 from pipelines.stages import filming
 from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
 from pipelines.stages.engines import make_engine, perform_all
@@ -294,7 +294,7 @@ def _gather_figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) 
         kept = ("episodes", *(f"{kind}_{what}" for kind in ("return", "success") for what in ("mean", "ci95")))
         figures = {key: other["metrics"][key] for key in kept if key in other["metrics"]}
         figures["differs"] = differs(report["metrics"], other["metrics"])
-        found[f"{mode_name(other['settings']['greedy'])}_play"] = figures
+        found[f"{name_mode(other['settings']['greedy'])}_play"] = figures
     return found
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.report.charts import Series
-from pipelines.report.plots import adaptation_curve
-from pipelines.runs.evaluations import mode_name
+from pipelines.report.charts import Series, draw_adaptation
+from pipelines.runs.evaluations import name_mode
 from pipelines.stages.result import Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
@@ -60,12 +59,12 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
             label = name.replace("_", " ") + (f" over {named}" if games else "")
             rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     if other is not None:
-        about = f"{mode_name(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
+        about = f"{name_mode(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
         rows += [[f"{name} ({about})", *values] for name, *values in _score_rows(other["metrics"])]
     wanted = report["settings"]
     which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
-    title += f", {mode_name(wanted['greedy'])} play"
+    title += f", {name_mode(wanted['greedy'])} play"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:  # hardest first
         tasks = sorted(
@@ -107,7 +106,7 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
         series += [Series(name=name, values=values, reference=True) for name, values in known]
         to = directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png")
         title = f"Adaptation: {next(iter(reports.values()))['env']['name']}"
-        pictures.append(adaptation_curve(to, series, title=title, metric=kind))
+        pictures.append(draw_adaptation(to, series, title=title, metric=kind))
     return pictures
 
 

@@ -20,7 +20,7 @@ from pipelines.evaluation.adaptation import compute_metrics
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
-from pipelines.export.policy_bundle import specification, write_bundle
+from pipelines.export.policy_bundle import describe_policy, write_bundle
 from pipelines.export.step_function import StepFunction
 from pipelines.files.atomic import write_together
 from pipelines.formats import export as datasets
@@ -35,7 +35,7 @@ from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.environment import make_evaluation_env, workers
 from pipelines.rollout.policies import Policy, trained
-from pipelines.runs.evaluations import Evaluation, mode_name, number
+from pipelines.runs.evaluations import Evaluation, name_mode, to_number
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.early_checks import default_folder, place_of_bundle
 from pipelines.stages.result import Result, Table
@@ -86,8 +86,8 @@ def _export_policy(
     chosen = tuple(form for form in forms.FILES if form in named)
     forms.require_packages(chosen, asked="page" if with_page else forms.ONNX)
     if with_page:  # before what takes minutes
-        lakes = policy_page.lakes_of(checkpoint.record)
-        runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
+        lakes = policy_page.make_environment(checkpoint.record)
+        runtime = onnxruntime_web.read_files(wanted.onnxruntime_web, listener)
     files: Mapping[str, bytes] = {}
     about: Mapping[str, Any] = {}
     figures: dict[str, Any] = {}
@@ -100,13 +100,13 @@ def _export_policy(
         figures, tables = {"parity": report["forms"]}, [table(report)]
     evaluation = choose_evaluation(checkpoint, report, run=run, split=split, greedy=greedy)
     if with_page:
-        page = policy_page.page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
+        page = policy_page.write_page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
         files = {**files, policy_page.PAGE: page}
     with checkpoint.understood():
         size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
         _write_card(checkpoint, to, [*files], run, evaluation, greedy=greedy, licence=wanted.licence)
-    return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables
+    return {"update": checkpoint.update, "acts": name_mode(greedy), "bytes": size, **figures}, tables
 
 
 def choose_evaluation(
@@ -115,16 +115,16 @@ def choose_evaluation(
     """Return the one evaluation whose scores the card and the page show: the newest by which the run is scored at this
     checkpoint, in which it acted as the bundle does; else, of that of the proof and that of the bundle it is made from,
     the one of more episodes."""
-    if run is not None and (found := model_card.evaluation_of(run, checkpoint.update, greedy=greedy)) is not None:
+    if run is not None and (found := model_card.find_evaluation(run, checkpoint.update, greedy=greedy)) is not None:
         return found
     proofs = [report.get("evaluations", {}).get("original")]
     if isinstance(checkpoint, bundle.Bundle) and checkpoint.greedy == greedy:
-        proofs.append(parity.recorded_scores(checkpoint))
+        proofs.append(parity.read_scores(checkpoint))
     known = [proof for proof in proofs if proof]
     if not known:
         return None
-    longest = max(known, key=lambda figures: number(figures.get("episodes")) or 0.0)
-    return model_card.evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
+    longest = max(known, key=lambda figures: to_number(figures.get("episodes")) or 0.0)
+    return model_card.make_evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def _write_card(
 ) -> None:
     """Write the model card, which is not sealed: users edit it."""
     record = checkpoint.record
-    about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
+    about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.read_fields(run)
     source = model_card.CardSource(
         **about,
         env=record["env"],
@@ -160,12 +160,12 @@ def _write_card(
         files=files,
         evaluation=evaluation,
         greedy=greedy,
-        lakes=model_card.lakes_of(record),
+        lakes=model_card.list_lakes(record),
         steps=record.get("steps_seen"),
         licence=licence,
     )
-    beside = model_card.media(run) if run is not None else {}
-    write_together(to, {**beside, model_card.NAME: model_card.card(source, pictures=[*beside])})
+    beside = model_card.read_media(run) if run is not None else {}
+    write_together(to, {**beside, model_card.NAME: source.write(pictures=[*beside])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +184,12 @@ class _Proof:
         capacity = checkpoint.record["context_length"]
         function = StepFunction(agent, capacity=capacity)
         listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
-        files = forms.make(function, chosen, weights=settings.export.weights)
-        record = {**specification(checkpoint.record, greedy=greedy), **forms.describe(function), "forms": list(chosen)}
+        files = forms.make_files(function, chosen, weights=settings.export.weights)
+        record = {
+            **describe_policy(checkpoint.record, greedy=greedy),
+            **forms.describe_step(function),
+            "forms": list(chosen),
+        }
         record["weights"] = settings.export.weights
         if forms.AOTI in chosen:
             record["compiled"] = forms.describe_target()
@@ -200,11 +204,11 @@ class _Proof:
         for form in chosen:
             listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
             step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
-            agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
+            agreements[form] = parity.compare(recording, step, forms.choose_limits(form, record), listener=listener)
         parity.require(agreements)
-        report = parity.as_report(agreements, self._evaluate(files, record))
-        files |= parity.files(recording, report)
-        record["parity"] = vars(forms.limits(forms.ONNX, record))
+        report = parity.make_report(agreements, self._evaluate(files, record))
+        files |= parity.encode_files(recording, report)
+        record["parity"] = vars(forms.choose_limits(forms.ONNX, record))
         return files, record, report
 
     def _make_env(self, *, actors: int) -> Env:

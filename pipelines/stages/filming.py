@@ -13,7 +13,7 @@ from pipelines.config.settings import Settings
 from pipelines.envs import rendering
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, StageFailed, UsageError
-from pipelines.evaluation.films import Film, PictureReel, add_caption, film
+from pipelines.evaluation.films import Film, PictureReel, film_episodes
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
@@ -70,7 +70,7 @@ class EpisodeVideos:
         with contextlib.closing(self._plan.make_drawn_env(listener)) as env:
             films, spec = _film(self._plan, env, rendering.picture, PictureReel, self._episodes, listener), env.spec
         for episode, each in zip(self._episodes, films, strict=True):
-            frames = add_caption(each, has_success=spec.has_success, attempts=spec.num_attempts)
+            frames = each.add_captions(has_success=spec.has_success, attempts=spec.num_attempts)
             self.paths.append(write_video(self._to / f"{self._stem}-{episode}{ending}", frames, each.fps))
             each.frames.close()
 
@@ -117,4 +117,4 @@ def _film(
         with contextlib.suppress(UsageError):  # nor has every agent
             run = plan.checkpoint.path.resolve().parent.parent
             values = Values(f"{run}@{plan.checkpoint.update}", own=plan.settings.agent)
-    return film(env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
+    return film_episodes(env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)

@@ -22,7 +22,7 @@ from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.formats.base import EPISODE, Importer
 from pipelines.formats.make import open_importer
 from pipelines.lake import collectors
-from pipelines.lake.log import count_expired_steps
+from pipelines.lake.log import read_log
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
@@ -233,7 +233,7 @@ def count_stored(lake: Lake, collector: str) -> tuple[int, int, int]:
     quoted = collector.replace("'", "''")
     highest = f"max(try_cast(map_extract(tags, '{EPISODE}')[1] as bigint))"
     sql = f"select coalesce(sum(length), 0), coalesce({highest}, -1) from trajectories where collector = '{quoted}'"
-    expired = count_expired_steps(lake.storage)[collector]
+    expired = read_log(lake.storage).steps[collector]
     _, rows = query(lake, f"{sql} and base_uid is null")
     return int(rows[0][0]) + expired, int(rows[0][1]) + 1, expired
 

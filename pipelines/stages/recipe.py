@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.load import fold, resolve
-from pipelines.config.recipes import find
+from pipelines.config.recipes import describe_recipe, find
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs import make as envs
@@ -15,7 +15,6 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.rollout.environment import env_model
-from pipelines.runs.recipe import describe_recipe
 from pipelines.stages.choices import Budget
 from pipelines.stages.library import default_run
 from pipelines.stages.make_recipe import begin, make_budget

@@ -105,15 +105,15 @@ class _Job:
         pieces = _pack_uids(uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1])
         self._reader = Reader(self.store, listener=self.listener)
         self._reader.refresh()
-        self._known = self._reader.derived()
+        self._known = self._reader.list_derived()
         whole = self._episodes(chosen, episodes)
         chosen = chosen[positions(pieces, chosen, np.arange(len(pieces))) < 0]
         if self.wanted.fraction < 1:
             chosen = chosen[draw_shares(self.seed, chosen) < self.wanted.fraction]
         parts: list[_RelabelledPart] = []
-        for segment in self._reader.originals():
+        for segment in self._reader.list_originals():
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
-            portion = self._reader.portion(segment.number, mine)
+            portion = self._reader.read_portion(segment.number, mine)
             if portion is not None:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
@@ -163,7 +163,7 @@ class _Job:
         if isinstance(part, _RelabelledEpisodes):
             self._relabel_episodes(part, chain, stack)
             return
-        portion = self._reader.portion(part.number, part.uids)
+        portion = self._reader.read_portion(part.number, part.uids)
         gone = len(part.uids) - (len(portion) if portion is not None else 0)
         self.expired += gone
         self.done += gone
@@ -225,7 +225,7 @@ class _Job:
             segments = np.array([self._reader.locate(uid)[0].number for uid in hex_uids(bases)])
             for segment in np.unique(segments).tolist():
                 mine = np.flatnonzero((segments == segment) & ~self._is_known(targets))
-                portion = self._reader.portion(segment, bases[mine])
+                portion = self._reader.read_portion(segment, bases[mine])
                 if portion is None:
                     continue
                 place = positions(portion.uids, bases[mine])

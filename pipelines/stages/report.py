@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.report import live
+from pipelines.report import run_report
 from pipelines.report.run_report import make_page
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
@@ -33,7 +33,7 @@ def run(
             raise UsageError(
                 f"where to write the report of {len(paths)} runs?", hint="give --to, e.g. --to report.html"
             )
-        to = paths[0] / live.NAME
+        to = paths[0] / run_report.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
     page = make_page([read_run(path) for path in paths], sample=episodes, draw=draw_trajectory, listener=listener)
     written = page.write(to)

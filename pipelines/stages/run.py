@@ -35,15 +35,15 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
-from pipelines.report import live
+from pipelines.report import run_report
+from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy, make_labeller
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
-from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
+from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
 from pipelines.runs.progress import record_progress
-from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel
 from pipelines.stages.collectors import make_collectors
@@ -83,12 +83,12 @@ def run(
         ranks.leave()
     except Exception:
         if settings.report:
-            live.write_stopped(run, listener)
+            LivePage(run, listener).write_stopped()
         raise
-    page = run / live.NAME
+    page = run / run_report.NAME
     if not settings.report or (result.status == "skipped" and page.exists()):
         return result
-    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, draw_trajectory)])
+    return replace(result, outputs=[*result.outputs, *LivePage(run, listener).write_final(draw_trajectory)])
 
 
 def _take_part(run: Path, listener: Listener) -> Result:
@@ -161,7 +161,7 @@ def _run_chain(
             own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
             for product in (directory.path / name for name in own):
                 shutil.rmtree(product, ignore_errors=True)
-            for name in ("metrics.jsonl", "track.json", "chain.json", progress.NAME, live.NAME):
+            for name in ("metrics.jsonl", "track.json", "chain.json", progress.NAME, run_report.NAME):
                 (directory.path / name).unlink(missing_ok=True)
         directory.record("run", settings, fresh=fresh, recipe=recipe)
         steps = plan(settings)
@@ -171,7 +171,7 @@ def _run_chain(
         with contextlib.ExitStack() as stack:
             recorded = stack.enter_context(record_progress(run, listener)) if left else listener
             if left and settings.report:
-                recorded = stack.enter_context(live.keep_fresh(run, recorded))
+                recorded = stack.enter_context(LivePage(run, recorded).keep_fresh())
             stack.enter_context(track_run(settings.track.to, directory, settings.document(), recorded))
             runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
@@ -414,8 +414,8 @@ class ChainRunner:
     def _remark(self) -> str:
         """Return what to say of a score that is not above random play; "" of any other."""
         stored = read_run(self.directory.path)
-        found, random = last_and_best(stored.scores.final), stored.random_play
-        if found is None or random is None or not (said := compare(found[0], random)):
+        found, random = find_last_and_best(stored.scores.final), stored.random_play
+        if found is None or random is None or not (said := random.compare(found[0])):
             return ""
         what = "below random play" if said == "below" else "no better than random play"
         text = f"the score is {what}: return {found[0].metrics['return_mean']:.4g}, random {random}"
@@ -438,15 +438,15 @@ class ChainRunner:
         trained = self._figures.get("train", {})
         shown = ("loss", "agreement", "gap_to_spread", "updates_per_second", "steps_seen", "replay_ratio")
         figures |= {key: trained[key] for key in shown if key in trained}
-        if ranks.size() > 1:
-            figures["ranks"] = ranks.size()
+        if ranks.count_joined() > 1:
+            figures["ranks"] = ranks.count_joined()
         if "ingest" in self._figures:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         stored = read_run(self.directory.path)
         evaluations = stored.evaluations
-        found = last_and_best(stored.scores.final)
+        found = find_last_and_best(stored.scores.final)
         if found is not None:
             last, _ = found
             figures["evaluated"] = f"update {last.update:,}, {last.standard}"
@@ -455,7 +455,7 @@ class ChainRunner:
             figures |= _compare_modes(last, evaluations)
         if (random := stored.random_play) is not None:
             figures["random_return"] = random.return_mean
-            if found is not None and (said := compare(found[0], random)):
+            if found is not None and (said := random.compare(found[0])):
                 figures["against_random"] = said
         if (best := self.directory.load_record().get("best")) is not None:
             figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
@@ -473,4 +473,4 @@ def _compare_modes(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[
     if last.standard.greedy is None or other is None or not evaluate.differs(last.metrics, other.metrics):
         return {}
     kept = ("return_mean", "return_ci95", "success_mean", "success_ci95")
-    return {f"{mode_name(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}
+    return {f"{name_mode(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}

@@ -15,7 +15,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.evaluations import DEFAULT_METRIC
-from pipelines.runs.summary import Row, format_setting, summaries
+from pipelines.runs.summary import Row, format_setting, summarize_runs
 from pipelines.stages.compare import compare
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
@@ -100,7 +100,7 @@ def run(
                 time.sleep(_POLL_SECONDS)
     failed = [each for each in ended if each.code != 0]
     begun = [each.path for each in planned if each.path.is_dir()]
-    rows, tables = summaries(begun, metric=metric), []
+    rows, tables = summarize_runs(begun, metric=metric), []
     if failed:
         lines = [[each.planned.path, each.code, each.error] for each in failed]
         tables.append(Table(title="failed", columns=("run", "exit code", "error"), rows=lines))
@@ -127,7 +127,7 @@ def describe_ended(ended: EndedRun, metric: str) -> str:
     name = ended.planned.path.name
     if ended.code != 0:
         return f"{name} failed: {ended.error}"
-    (row,) = summaries([ended.planned.path], metric=metric)
+    (row,) = summarize_runs([ended.planned.path], metric=metric)
     if row["score"] is None:
         return f"{name} done, without a {metric}"
     bounds = "" if row["score_low"] is None else f" [{row['score_low']:.4g}, {row['score_high']:.4g}]"

@@ -22,7 +22,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
-from pipelines.lake.store import Lake, difference
+from pipelines.lake.store import Lake, describe_difference
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
@@ -109,8 +109,8 @@ def run(
             metrics = trainer.train(data, train.steps, listen)
         if is_main():
             metrics |= _measure_returns(opened, where=train.where, listener=listener)
-        if ranks.size() > 1:
-            metrics["ranks"] = ranks.size()
+        if ranks.count_joined() > 1:
+            metrics["ranks"] = ranks.count_joined()
         ranks.leave()
     return Result(
         command="train",
@@ -203,7 +203,7 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
                     f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: only one of them has labels",
                     hint="collect both with collect.label, or both without",
                 )
-            what = "; ".join(difference(first.spaces, schema.spaces, sides))
+            what = "; ".join(describe_difference(first.spaces, schema.spaces, sides))
             raise InputMissing(
                 f"lakes '{lakes[0].name}' and '{lake.name}' hold steps of different spaces: {what}",
                 hint="only lakes with the same observations and actions can be mixed",

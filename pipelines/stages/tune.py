@@ -26,7 +26,7 @@ from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive
 from pipelines.files.malformed import decoding, read_limited
 from pipelines.runs.comparison import aggregate
-from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
+from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, find_last_and_best, select_curve
 from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
@@ -314,7 +314,7 @@ class _Tuner:
         live = optuna.trial.Trial(self._study, trial.id)
         if not is_run(trial.planned.path):
             return
-        for evaluation in curve(read_run(trial.planned.path).scores.curve, self._search.metric):
+        for evaluation in select_curve(read_run(trial.planned.path).scores.curve, self._search.metric):
             score = evaluation.score(self._search.metric)
             if score is not None and evaluation.update not in trial.reported:
                 live.report(score.value, evaluation.update)
@@ -360,6 +360,6 @@ def _require_optuna() -> None:
 
 def read_score(run: Path, metric: str) -> float | None:
     """Read the score of a trial, of its last evaluation by its own settings; None without one."""
-    found = last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
+    found = find_last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
     score = found[0].score(metric) if found is not None else None
     return None if score is None else score.value

@@ -91,13 +91,13 @@ class TrainingData:
 
     def _agree(self, update: int) -> None:
         """Take in what is new; of several ranks, rank 0 lists the lakes for all, so that all draw from the same."""
-        if ranks.size() == 1:
+        if ranks.count_joined() == 1:
             self.mixture.refresh(update)
             return
         with ranks.raise_together():
             if is_main():
                 self.mixture.refresh(update)
-        findings = ranks.broadcast([part.view.live.findings() for part in self.mixture.parts])
+        findings = ranks.broadcast([part.view.live.collect_findings() for part in self.mixture.parts])
         with ranks.raise_together():
             if not is_main():
                 self.mixture.refresh(update, findings)

@@ -53,10 +53,10 @@ class Learner:
     """
 
     def __init__(self, spaces: Spaces, agent: AgentSettings, train: TrainSettings, *, seed: int) -> None:
-        self.micro_batches = ranks.micro_batches(train.grad_accumulation)
-        number = len(self.micro_batches) * ranks.size()
+        self.micro_batches = ranks.list_micro_batches(train.grad_accumulation)
+        number = len(self.micro_batches) * ranks.count_joined()
         if train.batch_size % number:
-            among = f", among {ranks.size()} ranks: {number} micro-batches" if ranks.size() > 1 else ""
+            among = f", among {ranks.count_joined()} ranks: {number} micro-batches" if ranks.count_joined() > 1 else ""
             raise UsageError(
                 f"train.batch_size {train.batch_size} is not a multiple of "
                 f"train.grad_accumulation {train.grad_accumulation}{among}"
@@ -71,7 +71,7 @@ class Learner:
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
-        self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.size() > 1, NO_SHARDS
+        self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.count_joined() > 1, NO_SHARDS
         self.agent = Agent(spaces, agent, seed=seed)
         if train.sharding == "fsdp":
             require_blocks(self.agent.sequence)
@@ -145,7 +145,7 @@ class Learner:
         for parameter in self.parameters:
             parameter.grad = None
         self.update += 1
-        self.steps_seen += int(ranks.total_of(sum(int((batch.lengths - 1).sum()) for batch in batches), self.device))
+        self.steps_seen += int(ranks.sum_number(sum(int((batch.lengths - 1).sum()) for batch in batches), self.device))
         self._count_skipped(is_finite)
         if not is_finite:
             return {}
@@ -158,7 +158,7 @@ class Learner:
         weights = [batch.importance for batch in batches if batch.importance is not None]
         if not weights:
             return batches
-        highest = ranks.maximum(max(float(each.max()) for each in weights), self.device)
+        highest = ranks.find_maximum(max(float(each.max()) for each in weights), self.device)
         return [replace(batch, importance=each / highest) for batch, each in zip(batches, weights, strict=True)]
 
     def _report_errors(self, batches: list[Batch], errors: list[torch.Tensor], learnt: Learnt) -> None:
@@ -220,7 +220,7 @@ class Learner:
         errors = []
         losses, next_loss = self.agent.losses(tensors, *self.randomness()), self._next_loss()
         for place in range(len(tensors)):
-            more = ranks.size() > 1 and place < len(tensors) - 1
+            more = ranks.count_joined() > 1 and place < len(tensors) - 1
             with next_loss.no_sync() if more else contextlib.nullcontext():
                 with autocast(self.device, self.settings.precision):
                     loss, metrics = next_loss(losses)
@@ -235,7 +235,7 @@ class Learner:
 
         Made at the first update: no rank waits here for one that has refused to train.
         """
-        if ranks.size() == 1:
+        if ranks.count_joined() == 1:
             return next
         if self._parallel is None:
             # Statistics are those of all ranks already; DDP would replace them by rank 0's. The option has another name
@@ -260,9 +260,9 @@ class Learner:
     def describe(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend, ranks."""
         found = speed.describe(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
-        if ranks.size() == 1:
+        if ranks.count_joined() == 1:
             return found
-        number = len(self.micro_batches) * ranks.size()
+        number = len(self.micro_batches) * ranks.count_joined()
         return found | ranks.describe(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
 
     def state(self) -> dict[str, Any]:

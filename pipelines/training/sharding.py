@@ -41,7 +41,7 @@ class Shard:
         """Return this rank's rows of a tensor of the parameter's shape. ValueError if it has another shape."""
         if whole.shape != self.parameter.shape:
             raise ValueError(f"a tensor of shape {tuple(whole.shape)} is not one of {tuple(self.parameter.shape)}")
-        return whole[ranks.own_rows(len(whole))].to(self.rows.device, copy=True)
+        return whole[ranks.find_own_rows(len(whole))].to(self.rows.device, copy=True)
 
     def join(self, rows: Tensor) -> Tensor:
         """Return to rank 0, on the host, the tensor of which each rank has `rows`; other ranks get their rows back."""
@@ -72,7 +72,7 @@ class Shards:
         if not self.of:
             return norms
         is_cut = torch.tensor([name in self.of for name in names], device=norms.device)
-        squares = ranks.total(torch.where(is_cut, norms.double().square(), 0.0))
+        squares = ranks.sum_tensor(torch.where(is_cut, norms.double().square(), 0.0))
         return torch.where(is_cut, squares.sqrt().to(norms.dtype), norms)
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def share_out(agent: Agent, device: torch.device) -> Shards:
     # FSDP2 refuses scalars: the gains of spectrally normalised layers
     shared = {each for block in blocks for each in block.parameters() if each.dim()}
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (ranks.size(),)),
+        "mesh": init_device_mesh(device.type, (ranks.count_joined(),)),
         "ignored_params": set(agent.sequence.parameters()) - shared,
         "reshard_after_forward": True,
     }

@@ -114,7 +114,7 @@ class Trainer:
         a trajectory longer than the sequence encoder can take.
         """
         train = self.settings.train
-        span = ranks.host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
+        span = ranks.find_host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
         with ranks.raise_together():
             if self._data is None:
                 schema, relay = lakes[0][0].schema_of(self.learner.spaces), partial(self._relay, listener)
@@ -183,7 +183,7 @@ class Trainer:
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
             if regular or learner.update == target:
-                figures = _add_gap_to_spread(ranks.means(means(self._recent), learner.device))
+                figures = _add_gap_to_spread(ranks.average(means(self._recent), learner.device))
                 self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
                 figures |= {"updates_per_second": rate, **self._counts(data), **about_data}
@@ -236,7 +236,7 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one."""
         if self._saved == self.learner.update:
             return
-        recent = [ranks.means(_numbers(figures), self.learner.device) for figures in self._recent]
+        recent = [ranks.average(_numbers(figures), self.learner.device) for figures in self._recent]
         if not is_main():
             if self.learner.is_sharded:
                 self.learner.state()  # what rank 0 needs of it

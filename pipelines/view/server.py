@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StorageError, UsageError
 from pipelines.events import Event, Listener
-from pipelines.report.page import charting_script
+from pipelines.report.page import read_script
 from pipelines.view.guard import GuardedApp
 from pipelines.view.viewer import LakeViewer
 from pipelines.web.checks import TooLarge, receive_body
@@ -59,7 +59,7 @@ def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
         return Response(_read_file(name), headers={"content-type": _KINDS[name.rpartition(".")[2]]})
 
     async def vega(request: Request) -> Response:
-        script = await asyncio.to_thread(charting_script)
+        script = await asyncio.to_thread(read_script)
         headers = {"content-type": _KINDS["js"], "cache-control": "private, max-age=86400"}
         return Response(script, headers=headers)
 

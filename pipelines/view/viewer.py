@@ -19,7 +19,7 @@ from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.report.page import charting_script
+from pipelines.report.page import read_script
 from pipelines.view import lanes, pictures
 from pipelines.view import replay as replays
 from pipelines.view.columns import describe
@@ -98,7 +98,7 @@ class LakeViewer:
         """Prepare what the first page needs: the index, the process that evaluates SQL, the charting library."""
         with contextlib.suppress(AmagoError, OSError):
             self.page(where="", order="t_commit", descending=True, rows=1, listener=listener)
-        charting_script()
+        read_script()
 
     def page(
         self,
@@ -219,7 +219,7 @@ class LakeViewer:
                 "policy": self._policy(facts, record),
                 "trained": [
                     {**run, "checkpoints": run["checkpoints"][-_MOST_CHECKPOINTS:]}
-                    for run in self._history.updates(uid, facts["segment"])
+                    for run in self._history.list_updates(uid, facts["segment"])
                 ],
             }
         )

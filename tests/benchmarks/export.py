@@ -40,8 +40,8 @@ def main() -> None:
     spaces = Spaces(observation={"obs": Box(shape=(16,))}, action=Discrete(n=4))
     agent = Agent(spaces, settings).eval()
     function = StepFunction(agent, capacity=context)
-    files = forms.make(function, wanted)
-    record = {"format": FORMAT, "version": VERSION, "spaces": spaces.to_json(), **forms.describe(function)}
+    files = forms.make_files(function, wanted)
+    record = {"format": FORMAT, "version": VERSION, "spaces": spaces.to_json(), **forms.describe_step(function)}
     print(f"{'actors':>6}{'eager':>10}" + "".join(f"{form:>17}" for form in wanted) + "   steps a second (times eager)")
     for actors in ACTORS:
         ways: dict[str, Act] = {"eager": AgentPolicy(agent, num_actors=actors, capacity=context, greedy=True).act}

@@ -83,7 +83,7 @@ def build(folder: Path, trajectories: int) -> None:
         id = f"{HOURS[number // 100]}/{number:016x}-bench.0.0-{number:08d}"
         path = lake.path / segment_key(id)
         path.parent.mkdir(exist_ok=True)
-        texts = footer.metadata(header, footer_table(count, STEPS, number, rng))
+        texts = footer.encode(header, footer_table(count, STEPS, number, rng))
         with (
             open(path, "wb") as file,
             pa.ipc.new_file(pa.PythonFile(Sparse(file), mode="w"), batch.schema, metadata=texts) as out,

@@ -28,13 +28,13 @@ print(f"{spent:6.2f} s   {peak.ru_utime + peak.ru_stime:6.2f} CPU s   {peak.ru_m
 _REFRESH = """
 import sys, time
 from pathlib import Path
-from pipelines.report import live
+from pipelines.report.run_report import _LEAST_SECONDS, LivePage
 run, spent = Path(sys.argv[1]), []
 for _ in range(10):
     began = time.process_time()
-    live._written(run, print, sample=0, lakes=False)
+    LivePage(run, print)._write(sample=0, lakes=False)
     spent.append(time.process_time() - began)
-print(f"refreshing the page of one run: {sorted(spent)[5]:.3f} CPU s every {live._LEAST_SECONDS:.0f} s or more")
+print(f"refreshing the page of one run: {sorted(spent)[5]:.3f} CPU s every {_LEAST_SECONDS:.0f} s or more")
 """
 
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.stages.recipe import requirement
 
 COLUMNS = ("recipe", "seconds", "CPU s", "env steps/s", "updates/s", "trajectories", "")
@@ -27,7 +27,7 @@ COLUMNS = ("recipe", "seconds", "CPU s", "env steps/s", "updates/s", "trajectori
 
 def missing_extra(name: str) -> str:
     """The extra that the recipe needs and that is not installed; "" if nothing is missing."""
-    extra, installed = requirement(shipped_recipes()[name])
+    extra, installed = requirement(read_shipped_recipes()[name])
     return "" if installed or extra is None else extra
 
 
@@ -66,10 +66,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="recipes; none: all")
     parser.add_argument("--seconds", type=float, default=120.0, help="longest a recipe may take (0: any time)")
     options = parser.parse_args()
-    names = options.names or list(shipped_recipes())
-    unknown = [name for name in names if name not in shipped_recipes()]
+    names = options.names or list(read_shipped_recipes())
+    unknown = [name for name in names if name not in read_shipped_recipes()]
     if unknown:
-        parser.error(f"no recipe '{unknown[0]}'; there are: {', '.join(shipped_recipes())}")
+        parser.error(f"no recipe '{unknown[0]}'; there are: {', '.join(read_shipped_recipes())}")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     bad = 0
     with tempfile.TemporaryDirectory() as folder:

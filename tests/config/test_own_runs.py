@@ -75,7 +75,7 @@ def evaluate(amago: Amago, run: Path | str = "runs/mine") -> tuple[int, bool]:  
 
 
 def record_of(run: Path) -> Path:
-    return own_runs._locate_record(run)
+    return own_runs.OwnRun(run, {}).record
 
 
 def test_an_own_run_is_evaluated_and_extended_without_being_asked(amago: Amago, mine: Path) -> None:  # noqa: F811

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import recipes
-from pipelines.config.load import resolve, where_installed
+from pipelines.config.load import accept_missing_packages, resolve
 from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
 from pipelines.rollout.environment import env_model
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.extras
 FILE = '[one]\nabout = "first"\n[two]\nabout = "second"\n'
 
 
-RECIPES = recipes.shipped_recipes()  # read once: a parse costs as much as a test
+RECIPES = recipes.read_shipped_recipes()  # read once: a parse costs as much as a test
 PROFILES = [(name, profile) for name, recipe in RECIPES.items() for profile in recipe["profiles"]]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> None:
     """Parameters of an environment are looked at where its suite can be imported, everything else in any case."""
-    settings = resolve(RECIPES[name], env_model=where_installed(env_model))
+    settings = resolve(RECIPES[name], env_model=accept_missing_packages(env_model))
     assert settings.about
     assert len(settings.about) <= 120
     assert settings.stages
@@ -35,8 +35,8 @@ def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> N
 def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) -> None:
     """The same stages as the recipe, each at least once, and `best` marked before it is judged."""
     recipe = RECIPES[name]
-    whole = resolve(recipe, env_model=where_installed(env_model))
-    settings = resolve(recipe, [(["profile"], profile)], env_model=where_installed(env_model))
+    whole = resolve(recipe, env_model=accept_missing_packages(env_model))
+    settings = resolve(recipe, [(["profile"], profile)], env_model=accept_missing_packages(env_model))
     assert settings.profile == profile
     assert settings != whole.model_copy(update={"profile": profile})
     steps = list(plan(settings))
@@ -50,8 +50,8 @@ def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_smoke_profile_is_small(name: str) -> None:
     recipe = RECIPES[name]
-    whole = resolve(recipe, env_model=where_installed(env_model))
-    smoke = resolve(recipe, [(["profile"], "smoke")], env_model=where_installed(env_model))
+    whole = resolve(recipe, env_model=accept_missing_packages(env_model))
+    smoke = resolve(recipe, [(["profile"], "smoke")], env_model=accept_missing_packages(env_model))
     assert smoke.epochs == 2
     if "source" in recipe:
         assert 0 < smoke.source.steps <= 6400
@@ -66,8 +66,8 @@ def test_a_name_a_file_and_a_table_of_a_file(tmp_path: Path) -> None:
     path.write_text(FILE)
     assert recipes.find(str(path)) == ("mine", {"one": {"about": "first"}, "two": {"about": "second"}})
     assert recipes.find(f"{path}:two") == ("two", {"about": "second"})
-    name = next(iter(recipes.shipped_recipes()))
-    assert recipes.find(name) == (name, recipes.shipped_recipes()[name])
+    name = next(iter(recipes.read_shipped_recipes()))
+    assert recipes.find(name) == (name, recipes.read_shipped_recipes()[name])
 
 
 def test_a_written_configuration_has_the_name_of_its_run(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_the_recipes_are_found_inside_the_package_first(tmp_path: Path, monkeypa
     package.mkdir(parents=True)
     monkeypatch.setattr(recipes.resources, "files", lambda name: package)
     with pytest.raises(InputMissing, match="install amago again"):
-        recipes.shipped_path()
+        recipes.find_shipped_recipes()
     (package.parent / "examples.toml").write_text("")
-    assert recipes.shipped_path() == package.parent / "examples.toml"
+    assert recipes.find_shipped_recipes() == package.parent / "examples.toml"
     (package / "examples.toml").write_text("")
-    assert recipes.shipped_path() == package / "examples.toml"
+    assert recipes.find_shipped_recipes() == package / "examples.toml"

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.config import reference
 from pipelines.config.load import assign
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
@@ -38,9 +38,9 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", read_shipped_recipes())
 def test_every_recipe_fits_the_schema(name: str) -> None:
-    assert fits(shipped_recipes()[name], SCHEMA)
+    assert fits(read_shipped_recipes()[name], SCHEMA)
 
 
 def test_what_a_run_writes_fits_the_schema() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pipelines.config import recipes
 from pipelines.config.load import resolve
 from pipelines.config.settings import Settings
-from pipelines.config.sizes import SIZES, names_network, preset
+from pipelines.config.sizes import SIZES, make_preset, names_network
 from pipelines.errors import UsageError
 from pipelines.rollout.environment import env_model
 
@@ -69,13 +69,13 @@ def test_a_wrong_size_is_named() -> None:
 def test_widths_and_depths_are_settings_of_the_network_and_its_kind_is_not() -> None:
     assert not names_network({"agent": {"sequence": {"kind": "gru"}, "gammas": [0.9]}, "train": {"context_length": 3}})
     assert names_network({"agent": {"sequence": {"kind": "gru", "hidden": 8}}})
-    base = preset("base", "transformer")
+    base = make_preset("base", "transformer")
     assert names_network(base)
     assert not names_network(base, changed=True)
-    assert names_network(preset("tiny", "transformer"), changed=True)
+    assert names_network(make_preset("tiny", "transformer"), changed=True)
 
 
-@pytest.mark.parametrize("name", recipes.shipped_recipes())
+@pytest.mark.parametrize("name", recipes.read_shipped_recipes())
 def test_every_recipe_says_how_large_its_network_is(name: str) -> None:
-    recipe = recipes.shipped_recipes()[name]
+    recipe = recipes.read_shipped_recipes()[name]
     assert recipe.get("size") or names_network(recipe), "without a GPU another network would be chosen"

@@ -14,9 +14,7 @@ from pipelines.lake.store import Lake
 def rewrite(lake: Lake, ids: list[str]) -> str:
     """Merge the segments `ids`, all overlays or none, into one, and remove their files; return its id."""
     with lease(lake) as held:
-        parts = [
-            compaction.SegmentPart(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids
-        ]
+        parts = {id: np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool) for id in ids}
         done = compaction.rewrite(lake, parts, held)
         assert done is not None
     for id in ids:

@@ -17,7 +17,7 @@ from pipelines.lake import footer
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.folders import FolderChooser, segment_key
 from pipelines.lake.schema import Schema
-from pipelines.lake.segment import checksum, new_segment
+from pipelines.lake.segment import checksum
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
 from pipelines.lake.store import Lake
 
@@ -121,12 +121,12 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
     for number in range(segments):
         uids = pa.array([uuid.uuid4().bytes for _ in range(TRAJECTORIES)], pa.binary(16))
         filled = table.set_column(table.schema.get_field_index("uid"), "uid", uids)
-        id = new_segment(folders, "w", number, overlay=False)
+        id = folders.name_segment("w", number, overlay=False)
         target = path / segment_key(id)
         target.parent.mkdir(exist_ok=True)
         sink = Sparse(target)
         with pa.ipc.new_file(
-            sink, batch.schema, metadata=footer.metadata({**header, "sequence": number}, filled)
+            sink, batch.schema, metadata=footer.encode({**header, "sequence": number}, filled)
         ) as writer:
             writer.write_batch(batch)
         sink.close()

@@ -11,7 +11,6 @@ from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.segment import blob_path
 from pipelines.lake.store import Lake
 from tests.data.seeded import SeededSampler
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, derive, fill, segment_files
@@ -167,7 +166,7 @@ def test_a_segment_lost_while_training_is_passed_over(lake: Lake) -> None:
     view = open_view(lake, IMAGES, listener=told.append)
     sampler = SeededSampler(view, length=8, seed=0)
     main = next(p for p in segment_files(lake) if ".blob" not in p.name)
-    blob_path(main).unlink()
+    main.with_suffix(".blob.arrow").unlink()
     for _ in range(5):
         check_batch(sampler.sample(8), written, list(written)[1:])
     assert [type(event) for event in told] == [Notice]

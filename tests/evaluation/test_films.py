@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.envs import rendering
 from pipelines.envs.make import make
-from pipelines.evaluation.films import Film, PictureReel, add_caption, film
+from pipelines.evaluation.films import Film, PictureReel, film_episodes
 from pipelines.evaluation.runner import evaluate
 from pipelines.rollout.policies import RandomPolicy
 from tests.tiers import some
@@ -23,7 +23,7 @@ def playing(num_envs: int, name: str = "meta-frozen-lake", params: dict | None =
 )
 def test_films_are_episodes_of_the_evaluation(num_envs: int, wanted: list[int]) -> None:
     results = evaluate(*playing(num_envs), episodes=8)
-    films = film(*playing(num_envs), rendering.picture, episodes=wanted)
+    films = film_episodes(*playing(num_envs), rendering.picture, episodes=wanted)
     for number, each in zip(wanted, films, strict=True):
         assert each.task == results.tasks[number]
         assert each.length == results.lengths[number]
@@ -36,7 +36,7 @@ def test_films_are_episodes_of_the_evaluation(num_envs: int, wanted: list[int]) 
 
 def test_the_frames_are_those_of_the_steps() -> None:
     env, policy = playing(1, "dark-room", {"size": 5, "attempts": 1, "attempt_steps": 6})
-    [shown] = film(env, policy, rendering.text, episodes=[0], reel=list)
+    [shown] = film_episodes(env, policy, rendering.text, episodes=[0], reel=list)
     env, policy = playing(1, "dark-room", {"size": 5, "attempts": 1, "attempt_steps": 6})
     observation, expected = env.reset(), []
     expected.append(env.render("ansi"))
@@ -71,7 +71,7 @@ def test_captions_stand_below_and_keep_their_size(width: int, length: int) -> No
         frames=[picture] * (length + 1), rewards=rewards, attempt=[12] * (length + 1), solved=[1] * (length + 1)
     )
     shown.values = np.linspace(-1e5, 1e5, length)
-    frames = list(add_caption(shown, has_success=True, attempts=100))
+    frames = list(shown.add_captions(has_success=True, attempts=100))
     assert len(frames) == length + 1
     assert len({frame.shape for frame in frames}) == 1
     times = frames[0].shape[1] // width

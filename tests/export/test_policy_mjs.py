@@ -31,7 +31,7 @@ pytestmark = pytest.mark.full
 def bundle(owner: Agent, folder: Path) -> Path:
     """Write what acting through ONNX needs of an agent."""
     function = StepFunction(owner, capacity=CAPACITY)
-    files = forms.make(function, (forms.ONNX,))
+    files = forms.make_files(function, (forms.ONNX,))
     record = {
         "greedy": True,
         "format": FORMAT,
@@ -39,7 +39,7 @@ def bundle(owner: Agent, folder: Path) -> Path:
         "note": 'ä\x7f\U0001f600 "q"',
         "small": [1e-5, 1.0, 1e22],
     }
-    files["policy.json"] = seal(record | {"spaces": owner.spaces.to_json(), **forms.describe(function)}, files)
+    files["policy.json"] = seal(record | {"spaces": owner.spaces.to_json(), **forms.describe_step(function)}, files)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder

@@ -125,13 +125,13 @@ def test_every_form_equals_acting(name: str) -> None:
     pytest.importorskip("onnxruntime")
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
-    files = forms.make(function, (forms.ONNX, forms.TORCH))
+    files = forms.make_files(function, (forms.ONNX, forms.TORCH))
     record = {
         "format": FORMAT,
         "version": VERSION,
         "greedy": True,
         "spaces": owner.spaces.to_json(),
-        **forms.describe(function),
+        **forms.describe_step(function),
     }
     recorded = recording(owner)
     for form in (forms.ONNX, forms.TORCH):
@@ -151,7 +151,7 @@ def test_the_length_of_texts_does_not_make_a_graph_larger() -> None:
     for places in (4, 40):
         observation = TOKENS | {"text": MultiDiscrete(nvec=(9,) * places)}
         function = StepFunction(agent(**CASES["tokens"] | {"observation": observation}).eval(), capacity=CAPACITY)
-        files = forms.make(function, (forms.ONNX, forms.TORCH))
+        files = forms.make_files(function, (forms.ONNX, forms.TORCH))
         nodes = [node.op_type for node in onnx.load_from_string(files[forms.FILES[forms.ONNX]]).graph.node]
         assert nodes.count("GRU") == 1
         sizes.append(len(nodes))
@@ -195,8 +195,8 @@ def test_large_rings_are_written_in_place(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runtime, "LARGE", 0)
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
-    content = forms.make(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
-    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.describe(function)}
+    content = forms.make_files(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
+    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.describe_step(function)}
     policy = runtime.OnnxPolicy(given=(record, content), actors=N)
     rings = {key: values for key, values in policy.memory.items() if key.startswith(("keys", "values"))}
     assert len(rings) == 4

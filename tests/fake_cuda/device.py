@@ -247,7 +247,7 @@ def _own_operators() -> dict[Any, Callable[..., Any]]:
     """Return the operators of this package: Python code, which runs on the device."""
     from pipelines.nets import mamba, scan, timestep
 
-    made = (scan._forward, scan._backward, mamba._scan_chunks, mamba._scan_chunks_back, timestep.last_state)
+    made = (scan._scan, scan._scan_back, mamba._scan_chunks, mamba._scan_chunks_back, timestep.last_state)
     return {each._opoverload: each._init_fn for each in made}
 
 

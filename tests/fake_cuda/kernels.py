@@ -117,7 +117,7 @@ def test_mamba_equals_its_scan(
     """Without its extension, mamba-ssm can be imported and fails at the first call: then torch's own scan is used."""
     if not built:
         monkeypatch.setattr(selective_scan_interface, "selective_scan_cuda", None)
-    mamba._has_kernels.cache_clear()
+    mamba.has_kernels.cache_clear()
     here = Packing(LENGTHS, time=13) if packed else None
     there = Packing(LENGTHS, time=13, device=CUDA) if packed else None
     torch.manual_seed(0)

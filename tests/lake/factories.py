@@ -129,7 +129,7 @@ def append_overlay(
     """Append one trajectory derived from `base`; `said` are further fields of its `OverlayBatch`."""
     reader, uid = Reader(lake), np.array([bytes.fromhex(base)], dtype="S16")
     reader.refresh()
-    portions = (reader.portion(segment.number, uid) for segment in reader.originals())
+    portions = (reader.read_portion(segment.number, uid) for segment in reader.list_originals())
     portion = next(found for found in portions if found is not None)
     rows = len(next(iter(own.values())))
     whole = portion.columns([column.name for column in writer.columns])

@@ -91,14 +91,14 @@ def relabel_once(opened: Lake, ledger: Ledger) -> None:
     opened.salvage()
     reader = Reader(opened)
     reader.refresh()
-    known = reader.derived()
+    known = reader.list_derived()
     with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
-        for segment in reader.originals():
+        for segment in reader.list_originals():
             lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
             if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
                 continue
             try:
-                portion = reader.portion(segment.number, segment.uids[lacking])
+                portion = reader.read_portion(segment.number, segment.uids[lacking])
             except StageFailed:  # files vanish as fast as they are looked for
                 continue
             if portion is None:
@@ -181,15 +181,15 @@ def read(lake: Path, notes: Path, seed: int) -> None:
 def maintain(lake: Path, notes: Path, seed: int) -> None:
     """Somebody who merges small segments, lets the oldest go, and removes files two seconds after they died."""
     ledger, opened = Ledger(notes / f"maintainer-{os.getpid()}"), Lake(lake)
-    carry_out = retention.carry_out
+    carry_out = retention.ExpiryPlan.carry_out
 
-    def noted(lake: Lake, plan: retention.ExpiryPlan, *, reason: str) -> None:
+    def noted(plan: retention.ExpiryPlan, lake: Lake, *, reason: str) -> None:
         uids = [uid for going in plan.going for uid in hex_uids(going.file.uids[going.mask])]
         ledger.note(expired=uids)
-        carry_out(lake, plan, reason=reason)
+        carry_out(plan, lake, reason=reason)
         ledger.note(gone=uids)
 
-    retention.carry_out = noted
+    retention.ExpiryPlan.carry_out = noted  # type: ignore[method-assign]
     rules = compaction.CompactionRules(small_bytes=1 << 17, target_bytes=1 << 19, settle_seconds=1)
     while True:
         retention.expire(opened, retention.RetentionLimits(max_trajectories=KEPT), grace_seconds=2)

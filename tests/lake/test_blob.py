@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import MOST_BYTES, BlobCache, BlobFile, write_blob
+from pipelines.lake.segment import MOST_BYTES, BlobCache, BlobFile
 from tests.tiers import examples
 
 WIDE = Column(name="obs.image", dtype="uint8", shape=(64, 64, 3), role="observation")
@@ -21,7 +21,7 @@ def values(columns: list[Column], rows: int) -> dict[str, np.ndarray]:
 
 def written(path: Path, columns: list[Column], rows: int, cache: BlobCache | None = None) -> BlobFile:
     with path.open("wb") as file:
-        write_blob(file, columns, values(columns, rows))
+        BlobFile.write(file, columns, values(columns, rows))
     return BlobFile(path, columns, rows, scattered=True, cache=cache)
 
 

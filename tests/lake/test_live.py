@@ -115,13 +115,13 @@ def test_what_expired_and_is_derived_again_is_live_again(lake: Lake, looks: bool
         lake, {base: {"reward": np.ones(rows, np.float32)} for base, rows in zip(bases, (4, 5), strict=True)}
     )
     follower, ranks = LiveTable(lake), LiveTable(lake)
-    follower.refresh(), ranks.repeat(follower.findings())
+    follower.refresh(), ranks.repeat(follower.collect_findings())
     gone = derived if all_of_it else derived[:1]
     expire(lake, RetentionLimits(where="uid in ({})".format(", ".join(f"'{uid}'" for uid in gone))), grace_seconds=600)
     if looks:
         follower.refresh()
     derive(lake, {bases[0]: {"reward": np.full(4, 2, np.float32)}})
-    follower.refresh(), ranks.repeat(follower.findings())
+    follower.refresh(), ranks.repeat(follower.collect_findings())
     fresh = LiveTable(lake)
     fresh.refresh()
     expected = sorted({*bases, *derived} - {*gone} | {derived[0]})
@@ -137,13 +137,13 @@ def test_a_copy_is_live_when_the_first_one_expires(lake: Lake) -> None:
     shutil.copy(path, path.with_name("f" + path.name[1:]))
     first, copy = live_ids(lake)
     follower, ranks = LiveTable(lake), LiveTable(lake)
-    follower.refresh(), ranks.repeat(follower.findings())
+    follower.refresh(), ranks.repeat(follower.collect_findings())
     fill(lake, [5])
     assert [len(segment.uids) for segment in follower.segments] == [2, 0]
     uid = hex_uids(follower.segments[0].uids)[1]
     remove(lake, time=0.0, reason="test", trajectories={first: [uid]})
     assert follower.refresh().added == 2
-    ranks.repeat(follower.findings())
+    ranks.repeat(follower.collect_findings())
     for table in (follower, ranks):
         assert [(segment.id, len(segment.uids)) for segment in table.segments[:2]] == [(first, 1), (copy, 0)]
         assert sorted(len(segment.uids) for segment in table.segments[2:]) == [1, 1]
@@ -322,7 +322,7 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
             segment_files(lake)[0].unlink()
         for _ in range(int(rng.integers(1, 4))):
             first.refresh()
-        other.repeat(first.findings())
+        other.repeat(first.collect_findings())
         assert _lying(other) == _lying(first)
         assert [segment.id for segment in other.segments] == [segment.id for segment in first.segments]
         assert other.log.steps == first.log.steps

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.lake import segment as segments
-from pipelines.lake.folders import is_rewritten, list_all
+from pipelines.lake.folders import FolderChooser, is_rewritten, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import LakeLog, LogEntry, append, last_number, read_log
+from pipelines.lake.log import LakeLog, LogEntry, append, find_last_number, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.maintenance.verify import repair, verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
@@ -146,20 +145,20 @@ def test_a_maintainer_whose_lease_ran_out_cannot_expire(lake: Lake) -> None:
     plan = make_plan(stale, RetentionLimits(max_trajectories=1), now=0.0)
     compact(lake, grace_seconds=0.0)
     with pytest.raises(StageFailed, match="maintained by another process"):
-        carry_out(lake, plan, reason="late")
+        plan.carry_out(lake, reason="late")
     assert sorted(Reader(lake).uids()) == sorted(written)
 
 
 def test_a_maintainer_whose_lease_ran_out_brings_nothing_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one lets a trajectory expire while it writes the merged segment."""
     written = list(fill(lake, [3, 4, 5], seal_every=1))
-    new_segment = segments.new_segment
+    name_segment = FolderChooser.name_segment
 
     def overtaken(*args: Any, **named: Any) -> str:
         append(lake.storage, LogEntry(time=1.0, trajectories={list_all(lake.storage)[0]: [written[0]]}))
-        return new_segment(*args, **named)
+        return name_segment(*args, **named)
 
-    monkeypatch.setattr(segments, "new_segment", overtaken)
+    monkeypatch.setattr(FolderChooser, "name_segment", overtaken)
     with pytest.raises(StageFailed, match="maintained by another process"):
         compact(lake)
     monkeypatch.undo()
@@ -221,7 +220,7 @@ def test_an_attempt_whose_response_was_lost_counts_once(lake: Lake, monkeypatch:
 
     monkeypatch.setattr(LocalStorage, "create", lose)
     append(lake.storage, LogEntry(time=1.0, steps={"a": 3}))
-    assert last_number(lake.storage) == 1
+    assert find_last_number(lake.storage) == 1
     assert read_log(lake.storage).steps == {"a": 3}
 
 
@@ -237,13 +236,13 @@ def test_restarted_log_means_the_same(lake: Lake) -> None:
     log.refresh()
     (middle,) = {log.moved[first]}
     ids = [id for id in list_all(lake.storage) if id != middle]
-    last = log.final(first)
+    last = log.find_final(first)
     assert log.shorten(ids)
     again = LakeLog(lake.storage, lake.id)
     again.refresh()
-    assert again.final(first) == last
+    assert again.find_final(first) == last
     assert again.hides(first)
     quarantine(lake, last)
     again.refresh()
     assert not again.hides(first)
-    assert not again.alive(first, np.array([bytes.fromhex(written[0])], "S16")).any()
+    assert not again.select_live(first, np.array([bytes.fromhex(written[0])], "S16")).any()

@@ -24,12 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipelines.data.view import View
 from pipelines.lake import folders, log, reading
 from pipelines.lake import segment as segments
+from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.log import lease, protect, protections
+from pipelines.lake.log import lease, list_protections, protect
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
-from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
-from pipelines.lake.maintenance.sweep import sweep
+from pipelines.lake.maintenance.files import FileTable, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.overlays import overlay_uids
 from pipelines.lake.segment import StagedFiles
@@ -53,8 +53,8 @@ def small_folders() -> Iterator[None]:
 
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
-SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
-REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish"), (log, "_create")]
+SEALING = [(segments, "stage"), (Log, "mark"), (StagedFiles, "publish"), (Log, "drop")]
+REWRITING = [(segments, "stage_files"), (FolderChooser, "name_segment"), (StagedFiles, "publish"), (log, "_create")]
 SWEEPING = [(log, "_create"), (LocalStorage, "remove")]
 DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
 EVERYTHING = CompactionRules(settle_seconds=0.0)
@@ -234,10 +234,10 @@ class LakeMachine(RuleBasedStateMachine):
         with lease(self.lake):
             inventory = FileTable(self.lake)
             inventory.refresh()
-            kept = {id for protection in protections(self.lake.storage) for id in protection.segments}
+            kept = {id for protection in list_protections(self.lake.storage) for id in protection.segments}
             plan = make_plan(inventory, RetentionLimits(max_steps=steps), kept=kept, now=0.0, whole=True)
             assert all(part.is_whole for part in plan.going)
-            carry_out(self.lake, plan, reason="cap")
+            plan.carry_out(self.lake, reason="cap")
         after = set(reading.Reader(self.lake).uids())
         if plan.going:
             assert sum(self.length(uid) for uid in after if uid not in self.base_of) >= steps

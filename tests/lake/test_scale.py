@@ -18,7 +18,7 @@ import pytest
 
 from pipelines.lake import folders
 from pipelines.lake.folders import KeyWatcher
-from pipelines.lake.remote.object_storage import PARALLEL
+from pipelines.lake.object_storage import PARALLEL
 from tests.lake.memory import MemoryStorage
 
 REQUEST_SECONDS = 0.08

@@ -10,10 +10,10 @@ import pytest
 
 from pipelines.errors import StageFailed
 from pipelines.files import atomic
-from pipelines.lake import reading
-from pipelines.lake import segment as segments
+from pipelines.lake import folders, reading
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
+from pipelines.lake.segment import StagedFiles
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.writer import WAITING
@@ -53,13 +53,13 @@ def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
 def test_acting_goes_on_while_a_segment_is_written_and_waits_when_the_disk_is_far_behind(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values, going, real = columns(np.random.default_rng(0), 5), threading.Event(), segments.publish
+    values, going, real = columns(np.random.default_rng(0), 5), threading.Event(), StagedFiles.publish
 
     def slow(*arguments: object) -> None:
         assert going.wait(600)
         real(*arguments)
 
-    monkeypatch.setattr(segments, "publish", slow)
+    monkeypatch.setattr(StagedFiles, "publish", slow)
     with lake.writer(SCHEMA, seal_bytes=1, seal_seconds=1e9) as writer:
         uids = [writer.append(values, INFO) for _ in range(1 + WAITING)]
         assert segment_files(lake) == []
@@ -138,7 +138,7 @@ def test_segments_have_names_of_their_own_whatever_the_clock_says(
         now[0] += tick_us
         return now[0] * 1000
 
-    monkeypatch.setattr(segments.time, "time_ns", clock)
+    monkeypatch.setattr(folders.time, "time_ns", clock)
     follower, rng, uids = LiveTable(lake), np.random.default_rng(0), []
     writers = [lake.writer(SCHEMA, name="same", seal_seconds=1e9) for _ in range(3)]
     for _ in range(5):
@@ -154,7 +154,7 @@ def test_segments_have_names_of_their_own_whatever_the_clock_says(
 def test_what_could_not_be_sealed_is_told_beside_the_error_that_ended_it(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "publish", refuse(errno.ENOSPC))
+    monkeypatch.setattr(StagedFiles, "publish", refuse(errno.ENOSPC))
     kept = []
 
     def fail() -> None:

@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_run(history: TrainingHistory, uid: str, segment: str) -> dict[str, dict[str, object]]:
-    return {Path(str(found["run"])).name: found for found in history.updates(uid, segment)}
+    return {Path(str(found["run"])).name: found for found in history.list_updates(uid, segment)}
 
 
 def expected(run: Path) -> dict[str, int]:

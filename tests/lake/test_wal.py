@@ -15,6 +15,7 @@ from pipelines.events import Notice
 from pipelines.lake import reading
 from pipelines.lake import segment as segments
 from pipelines.lake.live import LiveTable
+from pipelines.lake.segment import StagedFiles
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.wal import MAGIC, Log, parse
@@ -125,7 +126,7 @@ def test_a_crash_at_any_step_of_sealing_neither_loses_nor_doubles(
             *{
                 "stage": (segments, "stage", die),
                 "mark": (Log, "mark", die),
-                "publish": (segments, "publish", die),
+                "publish": (StagedFiles, "publish", die),
                 "drop": (Log, "drop", die),
             }[step]
         )

@@ -8,9 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from pipelines.lake.spaces import Discrete
-from pipelines.nets.actor import action_entropy
 from pipelines.nets.critic import ActionValues
-from pipelines.nets.features import features
+from pipelines.nets.inputs import to_features
 
 
 def symlog(x):
@@ -271,7 +270,7 @@ class Literal:
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
             index = self.number(taken)
-            action = self.shown(features(taken, agent.spaces.action).double())
+            action = self.shown(to_features(taken, agent.spaces.action).double())
             legal, state = self.legal(data, b, t), h[b, t]
             importance = 1.0 if data.importance is None else data.importance[b]
             for g in range(discounts):
@@ -295,7 +294,7 @@ class Literal:
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
                 advantage[b, t, g] = scaled / settings.reward_scale
                 policy = agent.heads.policy
-                entropy = entropy + importance * action_entropy(policy, agent.heads.actor(state)[g], legal) / discounts
+                entropy = entropy + importance * policy.action_entropy(agent.heads.actor(state)[g], legal) / discounts
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():

@@ -164,9 +164,9 @@ def windows_zero(count):
 
 
 def features_of(owner, actions):
-    from pipelines.nets.features import features
+    from pipelines.nets.inputs import to_features
 
-    return features(torch.from_numpy(actions), owner.spaces.action).bool().numpy()
+    return to_features(torch.from_numpy(actions), owner.spaces.action).bool().numpy()
 
 
 def split(array, sizes):

@@ -110,7 +110,7 @@ def masks_alive():
 @pytest.mark.parametrize(("backend", "window"), some([("sdpa", 700), ("banded", 300), ("dense", 700)], 0))
 def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backend, window, monkeypatch):
     monkeypatch.setattr(attention, "KEPT", 1 << 10)
-    attention._kept.cache_clear()
+    attention._call_kept.cache_clear()
     before = masks_alive()
     for length in range(1000, 1004):
         q, k, v = qkv(batch=1, heads=1, length=length).detach()
@@ -221,7 +221,7 @@ def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
 def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
-    attention._lacks.cache_clear()
+    attention.lacks.cache_clear()
     try:
         assert (
             find_obstacle("flash", CUDA, torch.bfloat16, AttentionWindow())
@@ -229,7 +229,7 @@ def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
         )
         assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(), length=64) == "sdpa"
     finally:
-        attention._lacks.cache_clear()
+        attention.lacks.cache_clear()
 
 
 def test_kernels_of_varlen_get_documents_and_heads_of_eights(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
-from pipelines.nets.attention import lacks, pack_tokens, unpack_tokens
+from pipelines.nets.attention import lacks
 from pipelines.nets.mamba import has_kernels
 from pipelines.nets.packing import Packing
 from tests.nets.test_sequence import INPUT, build
@@ -33,7 +33,7 @@ def test_what_varies_with_a_batch_makes_no_graph_anew():
 
     @torch.compile(backend=counter, fullgraph=True)
     def through(x, packing):
-        return unpack_tokens(pack_tokens(x, packing) * packing.cumulative[-1], packing)
+        return packing.put_tokens(packing.take_tokens(x) * packing.cumulative[-1])
 
     for lengths in ((9, 2, 5, 1, 4, 3), (8, 7, 1, 3, 3, 2), (9, 3, 3, 4, 1, 4), (7, 6, 2, 2, 5, 1), (9, 9, 1, 1, 1, 1)):
         packing = Packing(lengths, time=9)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from pipelines.config.model import CriticSettings
 from pipelines.nets import critic as critics
 from pipelines.nets.critic import ActionInput, ActionValues, TwoHot
-from pipelines.nets.norms import symexp, symlog
+from pipelines.nets.inputs import symexp, symlog
 
 SETTINGS = CriticSettings(ensemble=3, hidden=(8, 7))
 TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20, "labels": "two-hot"})
@@ -224,7 +224,7 @@ def test_computing_all_rows_equals_computing_those_that_are_needed(settings, mon
     needed = torch.rand(3, 6, 2, 4) < 0.4
     found = []
     for waits in (True, False):
-        monkeypatch.setattr(critics, "may_wait", lambda rows, device, waits=waits: waits)
+        monkeypatch.setattr(ActionInput, "may_wait", staticmethod(lambda rows, device, waits=waits: waits))
         value, all_values = critic.min_q(state, action, drawn)
         (slope,) = torch.autograd.grad(value.square().sum(), action)
         found.append((value.detach(), all_values, slope, critic(state, action.detach(), needed)))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pipelines.config.model import ActorSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from pipelines.nets.actor import action_entropy, make_distribution, mix_floor, pick
+from pipelines.nets.actor import Categorical, make_distribution
 
 SETTINGS = ActorSettings()
 KINDS = ["tanh-gaussian", "beta", "gaussian-mixture"]
@@ -66,9 +66,9 @@ def test_shapes_and_round_trip(space, settings):
 
 def test_a_floor_is_mixed_in_by_hand():
     probs = torch.tensor([0.7, 0.3, 0.0, 0.0])
-    torch.testing.assert_close(mix_floor(probs, 0.01), torch.tensor([0.682, 0.298, 0.01, 0.01]))
+    torch.testing.assert_close(Categorical.mix_floor(probs, 0.01), torch.tensor([0.682, 0.298, 0.01, 0.01]))
     legal = torch.tensor([True, True, False, True])
-    torch.testing.assert_close(mix_floor(probs, 0.01, legal), torch.tensor([0.689, 0.301, 0.0, 0.01]))
+    torch.testing.assert_close(Categorical.mix_floor(probs, 0.01, legal), torch.tensor([0.689, 0.301, 0.0, 0.01]))
 
 
 def test_the_floors_are_those_of_the_settings():
@@ -119,7 +119,7 @@ def test_the_floor_takes_at_most_a_tenth():
 def test_pick_follows_the_probabilities():
     probs = torch.tensor([0.2, 0.0, 0.5, 0.3])
     uniform = torch.linspace(0, 1, 10_001)[:-1]
-    counts = torch.bincount(pick(probs.expand(10_000, -1), uniform), minlength=4)
+    counts = torch.bincount(Categorical.pick(probs.expand(10_000, -1), uniform), minlength=4)
     torch.testing.assert_close(counts / 10_000, probs, atol=1e-3, rtol=0)
 
 
@@ -243,7 +243,7 @@ def test_entropy_of_tanh_gaussian_is_that_of_its_actions(mean, deviation):
     reference = td.TransformedDistribution(inner, td.TanhTransform(cache_size=1))
     drawn = reference.sample((200_000,))
     expected = -reference.log_prob(drawn).mean()
-    torch.testing.assert_close(action_entropy(policy, torch.tensor([mean, raw])), expected, atol=0.02, rtol=0)
+    torch.testing.assert_close(policy.action_entropy(torch.tensor([mean, raw])), expected, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from pipelines.nets.linear import MLP, SigmaLinear, iterate
+from pipelines.nets.linear import MLP, SigmaLinear, update_spectral_norms
 
 
 def settled(inputs=6, outputs=5):
     layer = SigmaLinear(inputs, outputs)
     for _ in range(200):
-        iterate(layer)
+        update_spectral_norms(layer)
     return layer
 
 
@@ -19,13 +19,13 @@ def test_effective_weight_has_the_gain_as_spectral_norm():
     assert torch.linalg.matrix_norm(effective, 2).item() == pytest.approx(1.7, rel=1e-4)
 
 
-def test_forward_changes_nothing_and_iterate_does():
+def test_forward_changes_nothing_and_a_power_iteration_does():
     layer = SigmaLinear(6, 5)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     layer(torch.randn(3, 6))
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
     layer.weight.data += torch.randn(5, 6)
-    iterate(layer)
+    update_spectral_norms(layer)
     assert not torch.equal(layer.left, before["left"])
 
 

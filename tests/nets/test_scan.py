@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipelines.nets import scan
-from pipelines.nets.scan import doubling, linear_scan, recur, recur_back
+from pipelines.nets.scan import linear_scan, recur, recur_back, scan_by_doubling
 
 
 def literal(a, b, first):
@@ -16,7 +16,7 @@ def literal(a, b, first):
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
-@pytest.mark.parametrize(("function", "steps"), [(linear_scan, True), (linear_scan, False), (doubling, False)])
+@pytest.mark.parametrize(("function", "steps"), [(linear_scan, True), (linear_scan, False), (scan_by_doubling, False)])
 def test_a_scan_is_the_recurrence_in_value_and_gradient(monkeypatch, function, steps, length):
     monkeypatch.setattr(scan, "runs_in_steps", lambda device: steps)
     torch.manual_seed(0)

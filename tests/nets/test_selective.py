@@ -39,7 +39,7 @@ def gradients(function, tensors, *more):
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_selective_scan_in_chunks_is_the_literal_recurrence(monkeypatch, chunk, documents, dtype):
-    monkeypatch.setattr(mamba, "choose_chunk", lambda batch, length, *rest: min(chunk, length))
+    monkeypatch.setattr(mamba._Chunks, "choose_size", staticmethod(lambda dx, states: min(chunk, dx.shape[1])))
     begins = torch.rand(2, 11, generator=torch.Generator().manual_seed(1)) < 0.3 if documents else None
     ours = gradients(selective_scan, given(dtype=dtype), begins)
     exact = gradients(literal, [t.detach().double().requires_grad_() for t in given(dtype=dtype)], begins)
@@ -51,7 +51,7 @@ def test_a_selective_scan_in_chunks_is_the_literal_recurrence(monkeypatch, chunk
 def test_in_parallel_as_in_steps(monkeypatch, documents):
     """What devices do where a step is a launch."""
     begins = torch.rand(2, 11, generator=torch.Generator().manual_seed(1)) < 0.3 if documents else None
-    monkeypatch.setattr(mamba, "choose_chunk", lambda batch, length, *rest: 4)
+    monkeypatch.setattr(mamba._Chunks, "choose_size", staticmethod(lambda dx, states: 4))
     ours = gradients(selective_scan, given(), begins)
     monkeypatch.setattr(scan, "runs_in_steps", lambda device: False)
     for a, b in zip(gradients(selective_scan, given(), begins), ours, strict=True):

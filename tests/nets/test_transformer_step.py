@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipelines.config.model import TransformerSettings
-from pipelines.nets.sequence import AsItIs
+from pipelines.nets.sequence import PlainStep
 from pipelines.nets.transformer import QuickStep, Transformer
 
 N, WIDTH, DOUBLE = 5, 12, torch.float64
@@ -61,7 +61,7 @@ def test_gives_what_the_step_gives(options):
 @pytest.mark.parametrize("options", [{"norm": "rms"}, {"logit_clip": 5.0}], ids=str)
 def test_what_it_does_not_know_is_stepped_as_it_is(options):
     transformer = shaken(**options)
-    assert isinstance(transformer.stepper(), AsItIs)
+    assert isinstance(transformer.stepper(), PlainStep)
     torch.testing.assert_close(walk(transformer, transformer.stepper()), walk(transformer, transformer.step))
 
 

@@ -13,7 +13,7 @@ from tests.lake import factories
 
 def bars(lake: Lake, title: str) -> list[dict[str, Any]]:
     charts = Charts()
-    experience.lake_section(lake, charts)
+    experience.show_lake(lake, charts)
     titles = {"Lengths": "steps", "Returns": "return"}
     (chart,) = [c for c in charts.charts if c["spec"]["encoding"]["x"]["title"] == titles[title]]
     return chart["rows"]

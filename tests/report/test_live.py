@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.events import Event, Notice, Progress, Waiting
-from pipelines.report import live
+from pipelines.report import run_report
+from pipelines.report.run_report import LivePage
 from tests.runs.factory import make_run
 
 PROGRESS = Progress(stage="train", done=1, total=2, unit="updates")
@@ -29,7 +30,7 @@ def test_pages_take_less_than_two_percent_of_a_run(tmp_path: Path, cost: float) 
         written.append(clock.now)
         clock.now += cost
 
-    with live.keep_fresh(tmp_path, lambda event: None, clock=clock, write=write) as tell:
+    with LivePage(tmp_path, lambda event: None).keep_fresh(clock=clock, write=write) as tell:
         while clock.now < 10_000:
             clock.now += 0.5
             tell(PROGRESS)
@@ -40,7 +41,7 @@ def test_pages_take_less_than_two_percent_of_a_run(tmp_path: Path, cost: float) 
 def test_events_are_passed_on_and_only_progress_writes_a_page(tmp_path: Path) -> None:
     clock, heard, written = Clock(), [], []
     clock.now = -1000.0
-    with live.keep_fresh(tmp_path, heard.append, clock=clock, write=lambda: written.append(1)) as tell:
+    with LivePage(tmp_path, heard.append).keep_fresh(clock=clock, write=lambda: written.append(1)) as tell:
         clock.now = 0.0
         tell(Notice(text="x"))
         assert not written
@@ -55,22 +56,22 @@ def test_a_page_that_fails_costs_a_notice(tmp_path: Path, monkeypatch: pytest.Mo
 
     heard: list[Event] = []
     run = make_run(tmp_path / "maze")
-    (run / live.NAME).write_text("before")
-    monkeypatch.setattr(live, "make_page", broken)
-    assert live.write_final(run, heard.append) == []
-    live.write_stopped(run, heard.append)
+    (run / run_report.NAME).write_text("before")
+    monkeypatch.setattr(run_report, "make_page", broken)
+    assert LivePage(run, heard.append).write_final() == []
+    LivePage(run, heard.append).write_stopped()
     assert [type(event) for event in heard] == [Notice, Waiting, Notice]
     assert "no room" in heard[0].text
-    assert (run / live.NAME).read_text() == "before"
+    assert (run / run_report.NAME).read_text() == "before"
 
 
 def test_a_run_that_never_had_a_page_gets_none_when_it_stops(tmp_path: Path) -> None:
     run = make_run(tmp_path / "maze")
-    live.write_stopped(run, lambda event: None)
-    assert not (run / live.NAME).exists()
+    LivePage(run, lambda event: None).write_stopped()
+    assert not (run / run_report.NAME).exists()
 
 
 def test_a_page_says_how_far_a_run_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "maze", scores={10: 0.5})
-    assert live.write_final(run, lambda event: None) == [run / "report.html"]
+    assert LivePage(run, lambda event: None).write_final() == [run / "report.html"]
     assert "finished" in (run / "report.html").read_text()

@@ -33,7 +33,7 @@ def source(**changed: Any) -> CardSource:
         "update": 3700,
         "version": "0.1.0",
         "files": ["policy.onnx"],
-        "evaluation": model_card.evaluation(METRICS, update=3700, split="test", greedy=False),
+        "evaluation": model_card.make_evaluation(METRICS, update=3700, split="test", greedy=False),
         "licence": "mit",
     }
     return CardSource(**{**given, **changed})
@@ -41,7 +41,7 @@ def source(**changed: Any) -> CardSource:
 
 def test_the_hub_reads_environment_score_and_licence() -> None:
     hub = pytest.importorskip("huggingface_hub")
-    data = hub.ModelCard(model_card.card(source()).decode()).data
+    data = hub.ModelCard(source().write().decode()).data
     assert (data.license, data.library_name, data.pipeline_tag) == ("mit", "amago", "reinforcement-learning")
     assert {"in-context-reinforcement-learning", "meta-frozen-lake"} <= set(data.tags)
     [result] = data.eval_results
@@ -53,23 +53,22 @@ def test_the_hub_reads_environment_score_and_licence() -> None:
 
 
 def test_scores_have_their_intervals() -> None:
-    text = model_card.card(source()).decode()
+    text = source().write().decode()
     assert "500 episodes of test tasks" in text
     assert "| return | 3.832 | 3.744 to 3.914 |" in text
     assert "| success in attempt 1 | 0.208 | 0.172 to 0.246 |" in text
     assert "from policy import OnnxPolicy" in text
-    assert "OnnxPolicy" not in model_card.card(source(files=[])).decode()
+    assert "OnnxPolicy" not in source(files=[]).write().decode()
 
 
 @pytest.mark.parametrize(
     "metrics", [{}, {"return_mean": "3"}, {"return_mean": 1.0, "per_attempt": [3, {"attempt": "x"}]}]
 )
 def test_a_card_without_a_return_says_that_the_policy_was_not_evaluated(metrics: dict[str, Any]) -> None:
-    text = model_card.card(
-        source(evaluation=model_card.evaluation(metrics, update=1, split="test", greedy=False))
-    ).decode()
+    evaluation = model_card.make_evaluation(metrics, update=1, split="test", greedy=False)
+    text = source(evaluation=evaluation).write().decode()
     assert ("not evaluated" in text) == (not isinstance(metrics.get("return_mean"), float))
-    assert "not evaluated" in model_card.card(source(evaluation=None)).decode()
+    assert "not evaluated" in source(evaluation=None).write().decode()
 
 
 def test_hostile_names_stay_text() -> None:
@@ -78,7 +77,7 @@ def test_hostile_names_stay_text() -> None:
         name=HOSTILE, version=HOSTILE, licence=HOSTILE, lakes=[HOSTILE], command=["amago", "run", HOSTILE],
         env={"name": HOSTILE, HOSTILE: HOSTILE},
     )  # fmt: skip
-    text = model_card.card(hostile).decode()
+    text = hostile.write().decode()
     _, front, body = re.split(r"^---$", text, maxsplit=2, flags=re.MULTILINE)
     data = yaml.safe_load(front)
     assert (data["license"], data["model-index"][0]["name"]) == (HOSTILE, HOSTILE)
@@ -93,6 +92,6 @@ def test_hostile_names_stay_text() -> None:
 
 def test_a_damaged_record_names_no_lakes() -> None:
     for record in ({}, {"data": 3}, {"data": {"lakes": {}}}, {"data": {"lakes": [3, {"name": 1}]}}):
-        assert model_card.lakes_of(record) == []
+        assert model_card.list_lakes(record) == []
     record = {"data": {"lakes": [{"name": "/disk/runs/a/lake", "id": "0123456789abcdef"}]}}
-    assert model_card.lakes_of(record) == ["a/lake (0123456789ab)"]
+    assert model_card.list_lakes(record) == ["a/lake (0123456789ab)"]

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.report.charts import Series
-from pipelines.report.plots import adaptation_curve, learning_curve
+from pipelines.report.charts import Series, draw_adaptation, draw_learning
 
 CURVES = (
     Series(name="random", values=[0.1] * 5, reference=True),
@@ -25,32 +24,32 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def test_an_adaptation_curve_is_a_png_of_a_readable_size(tmp_path: Path) -> None:
-    path = adaptation_curve(tmp_path / "deep" / "a.png", CURVES, title="A long title, wider than it is useful " * 3)
+    path = draw_adaptation(tmp_path / "deep" / "a.png", CURVES, title="A long title, wider than it is useful " * 3)
     width, height = size(path)
     assert width > 1000
     assert height > 500
 
 
 def test_one_attempt_is_a_picture_too(tmp_path: Path) -> None:
-    assert size(adaptation_curve(tmp_path / "a.png", [Series(name="one", values=[0.5])]))
+    assert size(draw_adaptation(tmp_path / "a.png", [Series(name="one", values=[0.5])]))
 
 
 def test_learning_curves_of_metrics_other_than_shares(tmp_path: Path) -> None:
     whole = Series(name="seed 0", values=[10.0, 200.0, 480.0], x=[0, 500, 1000])
     series = [whole, Series(name="cut short", values=[10.0, 20.0], x=[0, 500])]
-    assert size(learning_curve(tmp_path / "l.png", series, metric="return", title="CartPole"))
+    assert size(draw_learning(tmp_path / "l.png", series, metric="return", title="CartPole"))
 
 
 def test_the_picture_changes_with_the_data(tmp_path: Path) -> None:
-    first = adaptation_curve(tmp_path / "a.png", CURVES).read_bytes()
-    again = adaptation_curve(tmp_path / "b.png", CURVES).read_bytes()
-    other = adaptation_curve(tmp_path / "c.png", CURVES[:3]).read_bytes()
+    first = draw_adaptation(tmp_path / "a.png", CURVES).read_bytes()
+    again = draw_adaptation(tmp_path / "b.png", CURVES).read_bytes()
+    other = draw_adaptation(tmp_path / "c.png", CURVES[:3]).read_bytes()
     assert first == again
     assert first != other
 
 
 def test_every_series_is_in_the_picture_with_its_band(tmp_path: Path) -> None:
-    svg = adaptation_curve(tmp_path / "a.svg", CURVES, title="<b>Frozen & lake</b>").read_text()
+    svg = draw_adaptation(tmp_path / "a.svg", CURVES, title="<b>Frozen & lake</b>").read_text()
     root = ElementTree.fromstring(svg)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<b>Frozen & lake</b>" in texts
@@ -63,7 +62,7 @@ def test_every_series_is_in_the_picture_with_its_band(tmp_path: Path) -> None:
 def test_a_picture_needs_neither_a_display_nor_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert size(adaptation_curve(tmp_path / "a.png", CURVES))
+    assert size(draw_adaptation(tmp_path / "a.png", CURVES))
 
 
 def test_a_band_of_another_length_is_refused() -> None:
@@ -76,4 +75,4 @@ def test_a_band_of_another_length_is_refused() -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StageFailed, match="file"):
-        adaptation_curve(tmp_path / "file" / "a.png", CURVES)
+        draw_adaptation(tmp_path / "file" / "a.png", CURVES)

@@ -129,26 +129,26 @@ def test_shortest_ways_are_found() -> None:
 )
 def test_policies_of_other_environments_are_refused(env: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="a page shows meta-frozen-lake"):
-        policy_page.lakes_of({"env": env, "agent": GRU})
-    assert policy_page.lakes_of({"env": QUICKSTART, "agent": GRU}).settings.attempt_steps == 10
+        policy_page.make_environment({"env": env, "agent": GRU})
+    assert policy_page.make_environment({"env": QUICKSTART, "agent": GRU}).settings.attempt_steps == 10
 
 
 @pytest.mark.parametrize("kind", ["feedforward", "identity"])
 def test_policies_without_memory_are_refused(kind: str) -> None:
     with pytest.raises(UsageError, match=f"one with the encoder '{kind}' has none"):
-        policy_page.lakes_of({"env": QUICKSTART, "agent": {"sequence": {"kind": kind}}})
+        policy_page.make_environment({"env": QUICKSTART, "agent": {"sequence": {"kind": kind}}})
 
 
 def test_the_runtime_must_be_the_known_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputMissing, match="no onnxruntime-web in"):
-        onnxruntime_web.files(str(tmp_path), print)
+        onnxruntime_web.read_files(str(tmp_path), print)
     dist = tmp_path / "node_modules" / "onnxruntime-web" / "dist"
     dist.mkdir(parents=True)
     for name in onnxruntime_web.SHA256:
         (dist / name).write_text("alert(1)")
     with pytest.raises(IntegrityError, match="is not that of onnxruntime-web"):
-        onnxruntime_web.files(str(tmp_path), print)
+        onnxruntime_web.read_files(str(tmp_path), print)
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputMissing, match="there is no npm here"):
-        onnxruntime_web.files("", lambda _: None)
+        onnxruntime_web.read_files("", lambda _: None)

@@ -36,7 +36,7 @@ LAKES = 60
 def runtime() -> dict[str, bytes]:
     """Return ONNX Runtime for pages; skip the test where it cannot be had."""
     try:
-        return onnxruntime_web.files("", silent)
+        return onnxruntime_web.read_files("", silent)
     except AmagoError as error:
         pytest.skip(str(error))
 
@@ -55,7 +55,7 @@ def lakes(tmp_path_factory: pytest.TempPathFactory, evaluated: dict[str, Any]) -
     exported = with_onnx("quickstart", folder / "bundle")
     record = read_sealed(exported / "policy.json")
     files = {name: (exported / name).read_bytes() for name in record.pop("files")}
-    content = policy_page.page(policy_page.lakes_of(record), record, files, evaluated, runtime())
+    content = policy_page.write_page(policy_page.make_environment(record), record, files, evaluated, runtime())
     assert len(content) < 8_000_000
     assert b"evaluated in 500 episodes, 95% interval" in content
     assert b"greedy actions" in content
@@ -207,14 +207,14 @@ def untrained(sequence: dict[str, Any], to: Path) -> Path:
     """Write the page of a policy with random weights, whose probabilities depend on its memory."""
     agent_settings = settings(sequence=sequence)
     record = {"env": SMALL, "agent": agent_settings.model_dump(mode="json"), "update": 0}
-    shown = policy_page.lakes_of(record)
+    shown = policy_page.make_environment(record)
     owner = Agent(shown.spec.spaces, agent_settings).eval()
     with torch.no_grad():
         owner.heads.actor.net.last.weight.mul_(100)
     function = StepFunction(owner, capacity=12)
-    about = record | {"spaces": owner.spaces.to_json(), **forms.describe(function), "format": FORMAT}
-    files = forms.make(function, (forms.ONNX,))
-    to.write_bytes(policy_page.page(shown, about | {"version": VERSION}, files, None, runtime()))
+    about = record | {"spaces": owner.spaces.to_json(), **forms.describe_step(function), "format": FORMAT}
+    files = forms.make_files(function, (forms.ONNX,))
+    to.write_bytes(policy_page.write_page(shown, about | {"version": VERSION}, files, None, runtime()))
     return to
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.report.episodes import video_section
+from pipelines.report.episodes import show_videos
 from pipelines.report.shown import number_runs
 from pipelines.runs.stored import read_run
 from tests.report.test_markup import Elements
@@ -15,7 +15,7 @@ MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(20)
 
 
 def elements(run: Path) -> list[tuple[str, dict[str, str | None]]]:
-    found = video_section(number_runs([read_run(run)], points=10)[0])
+    found = show_videos(number_runs([read_run(run)], points=10)[0])
     return [] if found is None else [each for each in Elements(found).tags if each[0] in ("video", "img")]
 
 

@@ -113,7 +113,7 @@ def test_joined_trajectories_are_the_same_one_by_one(number):
         shared = TrajectoryInfo(env="it", t_end=7.0)
         columns = {"obs": rng.random((sum(rows), 2)), "reward": rng.random(sum(rows))}
         several.append(Trajectories(columns, rows, Infos(shared, each)))
-    joined = Trajectories.joined(several)
+    joined = Trajectories.join(several)
     singly = [trajectory for trajectories in several for trajectory in trajectories]
     assert len(joined) == len(singly)
     assert joined.nbytes == sum(trajectories.nbytes for trajectories in several)

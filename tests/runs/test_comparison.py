@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.runs.comparison import aggregate, curves, group_runs, improvement, improvements
+from pipelines.runs.comparison import aggregate, compute_curves, estimate_improvement, estimate_improvements, group_runs
 from pipelines.runs.evaluations import ScoreInterval
 from pipelines.runs.stored import StoredRun, read_run
 from tests.runs.factory import make_run, write_evaluation
@@ -37,16 +37,16 @@ def test_statistics_and_their_intervals_are_those_of_rliable(statistic: Any, whi
 
 
 def test_the_probability_of_improvement_is_that_of_rliable() -> None:
-    found = improvement(FIRST, SECOND, resamples=20_000)
+    found = estimate_improvement(FIRST, SECOND, resamples=20_000)
     value, low, high = RLIABLE_IMPROVEMENT
     assert found.value == pytest.approx(value, abs=1e-12)
     assert (found.low, found.high) == (pytest.approx(low, abs=0.02), pytest.approx(high, abs=0.02))
-    assert improvement(SECOND, FIRST).value == pytest.approx(1 - value)
+    assert estimate_improvement(SECOND, FIRST).value == pytest.approx(1 - value)
 
 
 def test_a_single_run_has_no_interval() -> None:
     assert aggregate({"maze": [0.5]}) == ScoreInterval(value=0.5)
-    assert improvement({"maze": [0.5]}, {"maze": [0.5]}) == ScoreInterval(value=0.5)
+    assert estimate_improvement({"maze": [0.5]}, {"maze": [0.5]}) == ScoreInterval(value=0.5)
     assert aggregate({}) is None
 
 
@@ -64,7 +64,7 @@ def test_runs_are_grouped_by_what_differs_except_the_seed_and_how_they_are_carri
     assert first.settings == {"train.learning_rate": 1e-3}
     assert first.score is not None
     assert (first.score.value, first.score.low, first.score.high) == (pytest.approx(0.2), 0.1, 0.3)
-    (better,) = [each for each in improvements([first, second]) if each.better == second.name]
+    (better,) = [each for each in estimate_improvements([first, second]) if each.better == second.name]
     assert better.probability.value == 1.0
     (whole,) = group_runs(runs, by=["train.steps"])
     assert len(whole.runs) == 4
@@ -123,17 +123,17 @@ def test_a_curve_is_where_half_of_the_runs_have_got(tmp_path: Path) -> None:
         make(tmp_path, name, {update: update / 10 for update in (10, 20, 40) if update <= end}, seed=seed)
         for seed, (name, end) in enumerate(ends.items())
     ]
-    (line,) = curves(group_runs(runs))
+    (line,) = compute_curves(group_runs(runs))
     assert line.x == [10.0, 20.0, 40.0]
     assert line.values == pytest.approx([1.0, 2.0, 4.0])
-    (by_steps,) = curves(group_runs(runs), axis="steps")
+    (by_steps,) = compute_curves(group_runs(runs), axis="steps")
     assert by_steps.x == [100.0, 200.0, 400.0]
-    assert curves(group_runs(runs[:1]), metric="nothing") == []
+    assert compute_curves(group_runs(runs[:1]), metric="nothing") == []
 
 
 def test_a_curve_interpolates_between_evaluations(tmp_path: Path) -> None:
     runs = [make(tmp_path, "a", {10: 0.0, 30: 2.0}), make(tmp_path, "b", {10: 0.0, 20: 5.0, 30: 2.0}, seed=1)]
-    (line,) = curves(group_runs(runs), statistic="mean")
+    (line,) = compute_curves(group_runs(runs), statistic="mean")
     assert line.values == pytest.approx([0.0, 3.0, 2.0])
     assert line.low[1] == 1.0
     assert line.high[1] == 5.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipelines.runs.evaluations import ScoreInterval, curve, last_and_best
+from pipelines.runs.evaluations import ScoreInterval, find_last_and_best, select_curve
 from pipelines.runs.stored import read_run
 from tests.runs.factory import START, make_run, write_evaluation
 
@@ -25,21 +25,21 @@ def test_a_curve_is_of_the_settings_that_most_checkpoints_were_evaluated_with(tm
     path = make_run(tmp_path / "run", scores={10: 0.1, 20: 0.2, 30: 0.3})
     write_evaluation(path, 30, 0.9, series="other000", time=START + 100)
     evaluations = read_run(path).evaluations
-    assert [(each.update, each.series) for each in curve(evaluations)] == [
+    assert [(each.update, each.series) for each in select_curve(evaluations)] == [
         (10, "9318ba67"),
         (20, "9318ba67"),
         (30, "9318ba67"),
     ]
-    assert curve(()) == []
+    assert select_curve(()) == []
 
 
 def test_the_best_is_among_the_evaluations_like_the_last(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", scores={10: 0.7, 20: 0.2})
     write_evaluation(path, 15, 5.0, series="training", settings={"split": "train"}, time=START)
-    found = last_and_best(read_run(path).evaluations)
+    found = find_last_and_best(read_run(path).evaluations)
     assert found is not None
     assert [each.update for each in found] == [20, 10]
-    assert last_and_best(()) is None
+    assert find_last_and_best(()) is None
 
 
 def test_figures_that_are_not_numbers_have_no_score(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.runs.metrics import last_line, read_metrics
+from pipelines.runs.metrics import read_last_line, read_metrics
 from tests.runs.factory import START, make_run, train_line
 
 
@@ -83,4 +83,4 @@ def test_no_lines_are_no_rows(tmp_path: Path, content: bytes | None) -> None:
     columns = read_metrics(path)
     assert columns.rows == 0
     assert columns.at("loss", 3) is None
-    assert last_line(path) is None
+    assert read_last_line(path) is None

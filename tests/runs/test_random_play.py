@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.runs.evaluations import Evaluation, Standard
-from pipelines.runs.random_play import RandomPlay, compare, random_play
+from pipelines.runs.evaluations import Evaluation, RandomPlay, Standard
 
 
 def evaluation(mean: float, low: float | None = None, high: float | None = None, **known: Any) -> Evaluation:
@@ -43,15 +42,15 @@ def evaluation(mean: float, low: float | None = None, high: float | None = None,
     ],
 )
 def test_a_score_is_above_random_play_only_by_more_than_both_errors(mean, low, high, said: str) -> None:
-    assert compare(evaluation(mean, low, high), RandomPlay(return_mean=-491.0, return_error=1.0, episodes=24)) == said
+    assert RandomPlay(return_mean=-491.0, return_error=1.0, episodes=24).compare(evaluation(mean, low, high)) == said
 
 
 def test_measured_random_play_takes_precedence_over_known_scores() -> None:
     exact = evaluation(1.0, random={"return": 0.25})
     measured = {"plan": {"measured": {"return_mean": 0.3, "return_error": 0.1, "episodes": 64}}}
-    assert random_play(measured, exact) == RandomPlay(return_mean=0.3, return_error=0.1, episodes=64)
-    assert random_play({}, exact) == RandomPlay(return_mean=0.25)
-    assert random_play({}) is None
+    assert RandomPlay.find(measured, exact) == RandomPlay(return_mean=0.3, return_error=0.1, episodes=64)
+    assert RandomPlay.find({}, exact) == RandomPlay(return_mean=0.25)
+    assert RandomPlay.find({}) is None
 
 
 @pytest.mark.parametrize(
@@ -65,4 +64,4 @@ def test_measured_random_play_takes_precedence_over_known_scores() -> None:
     ],
 )
 def test_a_damaged_record_gives_no_random_play(recipe: dict) -> None:
-    assert random_play(recipe) is None
+    assert RandomPlay.find(recipe) is None

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Locked, StageFailed, UsageError
-from pipelines.runs.removal import dependents, prunable, remove
+from pipelines.runs.removal import find_dependents, find_prunable, remove
 from tests.runs.factory import make_run
 
 
@@ -111,7 +111,7 @@ def test_of_a_folder_for_everything_only_its_runs_are_looked_at(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", watched)
-    assert dependents([first]) == {first: [f"'{second}' acts with its policy"]}
+    assert find_dependents([first]) == {first: [f"'{second}' acts with its policy"]}
     assert not [path for path in seen if "others" in path.parts]
 
 
@@ -127,7 +127,7 @@ def test_unreadable_directories_are_not_runs(tmp_path: Path, monkeypatch: pytest
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    assert dependents([first]) == {}
+    assert find_dependents([first]) == {}
     (first / "closed").mkdir()
     with pytest.raises(StageFailed, match="cannot read"):
         remove([first])
@@ -163,8 +163,8 @@ def test_runs_whose_settings_name_another_depend_on_it(
     first = make_run(Path("first"))
     make_run(Path("second"), settings=settings)
     make_run(Path("first-2"), settings={"train": {"lakes": ["first-2/lake"]}})
-    assert list(dependents([first])) == [first]
-    assert dependents([Path("first-2")]) == {}
+    assert list(find_dependents([first])) == [first]
+    assert find_dependents([Path("first-2")]) == {}
 
 
 def test_a_lake_that_another_run_fills_is_kept(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_lake_that_another_run_fills_is_kept(tmp_path: Path) -> None:
     for run in (first, second, tmp_path / "gone"):
         content = {"collector": run.name, "run": {"path": str(run), "absolute": str(run)}}
         (first / "lake" / "collectors" / f"{run.name}.json").write_text(json.dumps(content))
-    assert dependents([first]) == {first: [f"'{second}' collects into its lake"]}
+    assert find_dependents([first]) == {first: [f"'{second}' collects into its lake"]}
 
 
 def test_the_best_of_each_environment_are_kept() -> None:
@@ -184,9 +184,9 @@ def test_the_best_of_each_environment_are_kept() -> None:
             ("g", "maze", "interrupted", None),
         ]
     ]
-    assert prunable(rows, keep_best=1) == [Path("a"), Path("c")]
-    assert prunable(rows, keep_best=1, failed=True) == [Path("a"), Path("c"), Path("f")]
-    assert prunable(rows, keep_best=3) == []
+    assert find_prunable(rows, keep_best=1) == [Path("a"), Path("c")]
+    assert find_prunable(rows, keep_best=1, failed=True) == [Path("a"), Path("c"), Path("f")]
+    assert find_prunable(rows, keep_best=3) == []
 
 
 def test_a_kill_midway_leaves_nothing_that_looks_like_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

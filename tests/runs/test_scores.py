@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputMissing
-from pipelines.runs.comparison import curves, group_runs, improvements
-from pipelines.runs.evaluations import last_and_best, select_scores
-from pipelines.runs.removal import prunable
+from pipelines.runs.comparison import compute_curves, estimate_improvements, group_runs
+from pipelines.runs.evaluations import find_last_and_best, select_scores
+from pipelines.runs.removal import find_prunable
 from pipelines.runs.stored import read_run
-from pipelines.runs.summary import summaries
+from pipelines.runs.summary import summarize_runs
 from pipelines.stages.tune import read_score
 from tests.runs.factory import START, make_run, write_evaluation
 from tests.tiers import examples
@@ -56,14 +56,14 @@ def read(runs: list[Path]) -> Any:
     """Return what compare, runs, prune and tune make of the runs, apart from sizes, ages and numbers of evaluations."""
     stored = [read_run(path) for path in runs]
     ignored = ("bytes", "age", "evaluations", "other_evaluations")
-    rows = summaries(runs)
+    rows = summarize_runs(runs)
     groups = group_runs(stored)
     return (
         [{key: value for key, value in row.items() if key not in ignored} for row in rows],
         [(group.name, group.scores, group.score) for group in groups],
-        [(each.better, each.than, each.probability) for each in improvements(groups)],
-        [(line.name, line.x, line.values) for line in curves(groups)],
-        prunable(rows, keep_best=1),
+        [(each.better, each.than, each.probability) for each in estimate_improvements(groups)],
+        [(line.name, line.x, line.values) for line in compute_curves(groups)],
+        find_prunable(rows, keep_best=1),
         [read_score(path, "return_mean") for path in runs],
     )
 
@@ -119,8 +119,8 @@ def test_evaluations_of_another_split_do_not_change_scores(added: list[tuple[int
 def test_an_evaluation_with_other_parameters_does_not_cost_a_better_run_its_place(tmp_path: Path) -> None:
     better, worse = make(tmp_path / "better", {20: 0.9}), make(tmp_path / "worse", {20: 0.2})
     evaluate(better, 20, 0.1, env={"name": "tmaze", "corridor": 400}, series="long0000", time=START + 99)
-    assert prunable(summaries([better, worse]), keep_best=1) == [worse]
-    (row, _) = summaries([better, worse])
+    assert find_prunable(summarize_runs([better, worse]), keep_best=1) == [worse]
+    (row, _) = summarize_runs([better, worse])
     assert (row["score"], row["score_update"], row["other_evaluations"]) == (0.9, 20, 1)
     assert row["scored_on"] == "test tasks, sampled"
 
@@ -129,16 +129,16 @@ def test_runs_in_environments_of_other_parameters_are_never_ranked(tmp_path: Pat
     long = {"name": "tmaze", "corridor": 400}
     runs = [make(tmp_path / "short", {20: 0.9}), make_run(tmp_path / "long", settings={"env": long, "seed": 3})]
     evaluate(runs[1], 20, 0.2, env=long)
-    assert prunable(summaries(runs), keep_best=1) == []
+    assert find_prunable(summarize_runs(runs), keep_best=1) == []
     groups = group_runs([read_run(run) for run in runs], by=["train.steps"])
     assert groups[0].scores == {"tmaze corridor=20": (0.9,), "tmaze corridor=400": (0.2,)}
-    assert improvements(group_runs([read_run(run) for run in runs])) == []
+    assert estimate_improvements(group_runs([read_run(run) for run in runs])) == []
 
 
 def test_the_latest_update_counts_even_if_an_older_one_is_evaluated_afterwards(tmp_path: Path) -> None:
     run = make(tmp_path / "run", {10: 0.1, 20: 0.5})
     evaluate(run, 15, 3.0, series="late0000", time=START + 500)
-    found = last_and_best(read_run(run).scores.final)
+    found = find_last_and_best(read_run(run).scores.final)
     assert found is not None
     assert [(each.update, each.standard.split) for each in found] == [(20, "test"), (15, "test")]
 
@@ -191,4 +191,4 @@ def test_runs_with_evaluations_of_others_only_are_refused_with_the_reason(tmp_pa
     evaluate(run, 10, 0.5, greedy=True)
     with pytest.raises(InputMissing, match="their 1 are of other environments, tasks or ways to act"):
         group_runs([read_run(run)])
-    assert json.dumps(summaries([run])[0]["score"]) == "null"
+    assert json.dumps(summarize_runs([run])[0]["score"]) == "null"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.runs.state import state_of
-from pipelines.runs.stored import read_run
+from pipelines.runs.stored import RunState, read_run
 from tests.runs.factory import make_run
 
 
@@ -37,10 +36,10 @@ def test_the_newest_stage_counts() -> None:
         "train": {"time": "2026-11-23T03:00:00+0200", "status": "done", "ended": "2026-11-23T01:00:05+0000"},
         "evaluate": {"time": "2026-11-23T02:30:00+0200", "status": "failed"},
     }
-    state = state_of(Path("nowhere"), {"stages": stages})
+    state = RunState.read(Path("nowhere"), {"stages": stages})
     assert (state.stage, state.status) in (("train", "finished"), ("collect", "failed"))  # the same moment
     stages["train"]["time"] = "2026-11-23T03:00:01+0200"
-    assert state_of(Path("nowhere"), {"stages": stages}).stage == "train"
+    assert RunState.read(Path("nowhere"), {"stages": stages}).stage == "train"
 
 
 def test_a_locked_run_is_running(tmp_path: Path) -> None:

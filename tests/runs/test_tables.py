@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.errors import UsageError
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
-from pipelines.runs.summary import summaries
+from pipelines.runs.summary import summarize_runs
 from pipelines.runs.tables import query, select_rows
 from tests.runs.factory import make_run
 
@@ -63,7 +63,7 @@ def test_no_runs_are_empty_tables(runs: list[Path]) -> None:
 
 
 def test_runs_are_chosen_by_an_expression(runs: list[Path]) -> None:
-    rows = summaries(runs)
+    rows = summarize_runs(runs)
     assert [row["run"] for row in select_rows(rows, "score > 0.3 and state = 'finished'")] == ["run-2"]
     assert select_rows(rows, "score > 5") == []
     for text, message in {"scor > 1": "scor", "1": "predicate", "true; select 1": "SQL", "*": "one value"}.items():

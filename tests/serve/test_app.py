@@ -129,9 +129,11 @@ def test_a_form_serves_as_the_weights_do(tmp_path: Path, form: str) -> None:
     owner, rng = agent("discrete", SEEN).eval(), np.random.default_rng(0)
     function = StepFunction(owner, capacity=CAPACITY)
     record = {"spaces": owner.spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "update": 0, "env": {}}
-    about = forms.describe(function) | {"forms": [form]}
+    about = forms.describe_step(function) | {"forms": [form]}
     record["context_length"] = CAPACITY
-    write_bundle(owner.state_dict(), record, tmp_path, greedy=True, forms=forms.make(function, (form,)), about=about)
+    write_bundle(
+        owner.state_dict(), record, tmp_path, greedy=True, forms=forms.make_files(function, (form,)), about=about
+    )
     file = forms.FormFile.read(bundle.read(tmp_path), form, trust=True)
     with serving(FormPolicy(file, most=8)) as server:
         ids = server.post("/sessions", json={"count": 5}).json()["sessions"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.lake import collectors as records
-from pipelines.lake.folders import is_rewritten, written_by
+from pipelines.lake.folders import is_rewritten, parse_segment_name
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -96,7 +96,7 @@ def segments(run: Path) -> dict[str, str]:
     Segments that were merged meanwhile are of neither collector.
     """
     names = [file.stem for file in run.glob("lake/segments/*/*.arrow")]
-    return {name: written_by(name)[0].rsplit(".", 2)[0] for name in names if not is_rewritten(name)}
+    return {name: parse_segment_name(name)[0].rsplit(".", 2)[0] for name in names if not is_rewritten(name)}
 
 
 def await_play(process: subprocess.Popen[str], run: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.load import resolve
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
@@ -70,7 +70,7 @@ def test_the_window_is_the_horizon_up_to_a_bound(
     ],
 )
 def test_recipes_of_the_built_in_environments_see_whole_episodes(recipe: str, expected: int) -> None:
-    settings = resolve(shipped_recipes()[recipe], env_model=env_model)
+    settings = resolve(read_shipped_recipes()[recipe], env_model=env_model)
     env = make_env(settings.env, actors=1, seed=0)
     heard: list[Event] = []
     assert settings.train.context_length == "auto"

@@ -17,7 +17,7 @@ from pipelines.errors import InputMissing, IntegrityError, Interrupted, UsageErr
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.report import live
+from pipelines.report import run_report
 from pipelines.rollout.environment import env_model
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
@@ -152,7 +152,7 @@ def test_a_chain_writes_no_page_where_none_is_wanted(finished: Path) -> None:
 
 
 def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(run_report, "_FIRST_SECONDS", 0.0)
     settings = tiny(env=lake_env(), epochs=3, stages=STAGES, report=True)
     with pytest.raises(Interrupted):
         chain.run(settings, run=tmp_path / "run", listener=stopping(6))

@@ -14,7 +14,7 @@ from pipelines.config.settings import Settings
 from pipelines.events import Event, Notice
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.runs.evaluations import last_and_best
+from pipelines.runs.evaluations import find_last_and_best
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, export
 from pipelines.stages import run as chain
@@ -101,7 +101,7 @@ def test_a_chain_keeps_and_marks_its_best_checkpoint(tmp_path: Path) -> None:
     assert done.metrics["update"] == best["update"]
     assert result.metrics["best_update"] == best["update"]
     assert (result.metrics["evaluated_update"], result.metrics["evaluated_split"]) == (12, "test")
-    final = last_and_best(read_run(run).scores.final)
+    final = find_last_and_best(read_run(run).scores.final)
     assert final is not None
     assert result.metrics["return_mean"] == final[0].score().value  # type: ignore[union-attr]
     lines = [event.text for event in heard if isinstance(event, Notice) and "evaluate" in event.stage]

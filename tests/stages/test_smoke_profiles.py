@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from tests.benchmarks.smoke import missing_extra, run_smoke
 from tests.formats.d4rl_data import flat, write
 
@@ -22,18 +22,18 @@ def d4rl_file(cache: Path, source: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", read_shipped_recipes())
 def test_a_smoke_profile_runs_the_whole_chain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if extra := missing_extra(name):
         pytest.skip(f"amago[{extra}] is not installed")
-    if "source" in shipped_recipes()[name]:
-        d4rl_file(tmp_path / "cache", shipped_recipes()[name]["source"]["name"])
+    if "source" in read_shipped_recipes()[name]:
+        d4rl_file(tmp_path / "cache", read_shipped_recipes()[name]["source"]["name"])
         monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "cache"))
     found = run_smoke(name, tmp_path)
     assert found["code"] == 0, found["error"]
     assert found["status"] == "done"
     wanted = ["updates", "episodes", "trajectories"]
-    if any(entry["stage"] == "collect" for entry in shipped_recipes()[name]["stages"]):
+    if any(entry["stage"] == "collect" for entry in read_shipped_recipes()[name]["stages"]):
         wanted += ["steps", "steps_per_second"]
     assert min(found[what] for what in wanted) > 0
     assert found["cpu_seconds"] < CPU_SECONDS

@@ -20,7 +20,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.popart import PopArt
 from pipelines.rollout.environment import env_model
-from pipelines.runs.summary import summaries
+from pipelines.runs.summary import summarize_runs
 from pipelines.stages import collect, export
 from pipelines.stages import library as stages
 from pipelines.stages import run as chain
@@ -142,7 +142,7 @@ def test_parent_is_shown_by_runs_and_lineage(trained: Path, tmp_path: Path) -> N
     run = tmp_path / "new"
     stages.train(trained, run=run, steps=1, settings={"init.source": str(trained)})
     parent = f"{RunDirectory(trained).identity}@6"
-    assert summaries([run])[0]["parent"] == parent
+    assert summarize_runs([run])[0]["parent"] == parent
     assert trace(run).weights_from == parent
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.errors import Interrupted, UsageError
-from pipelines.evaluation.statistics import iqm
+from pipelines.evaluation.statistics import compute_iqm
 from pipelines.events import Event, Progress
 from tests.benchmarks import learning_reference
 from tests.benchmarks.learning_parts import book, draw, one, results, schedule, summary, tasks
@@ -239,7 +239,7 @@ def test_what_a_recipe_expects_is_what_the_book_says() -> None:
         if row["variant"] == "default" and not row["cpu_limit"] and not TASKS[row["task"]].set
     }
     assert len(rows) >= 7
-    for name, recipe in shipped_recipes().items():
+    for name, recipe in read_shipped_recipes().items():
         expected = recipe.get("expected", "at most")
         if name in rows:
             require_quoted(expected, rows[name])
@@ -250,7 +250,7 @@ def test_what_a_recipe_expects_is_what_the_book_says() -> None:
 def require_quoted(expected: str, row: dict[str, Any]) -> None:
     figures, seeds, cost = re.match(r"(.*?) \((\w+) seeds\)(?:, in (\d+) CPU seconds)?", expected).groups()  # type: ignore[union-attr]
     by_attempt = np.mean([each for each in row["attempts"] if each] or [[]], axis=0)
-    known = [iqm(np.array(row["scores"])), *row["scores"], *by_attempt, row["env_steps"] / 1e6]
+    known = [compute_iqm(np.array(row["scores"])), *row["scores"], *by_attempt, row["env_steps"] / 1e6]
     for text in re.findall(r"-?\d*\.?\d+", figures):
         digits = len(text.partition(".")[2])
         assert any(round(value, digits) == float(text) for value in known), (expected, text)

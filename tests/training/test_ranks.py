@@ -154,9 +154,9 @@ def test_only_train_has_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_process_that_is_alone_communicates_nothing() -> None:
-    assert ranks.size() == 1
-    assert list(ranks.micro_batches(3)) == [0, 1, 2]
-    assert ranks.total_of(5.0, torch.device("cpu")) == 5.0
+    assert ranks.count_joined() == 1
+    assert list(ranks.list_micro_batches(3)) == [0, 1, 2]
+    assert ranks.sum_number(5.0, torch.device("cpu")) == 5.0
     assert ranks.any_rank(True, False, device=torch.device("cpu")) == [True, False]
     assert ranks.gather("x") == ["x"]
     with pytest.raises(InputMissing, match="gone"), ranks.raise_together():
@@ -173,18 +173,18 @@ def test_micro_batches_are_divided_among_ranks(
 ) -> None:
     monkeypatch.setattr(ranks, "size", lambda: number)
     monkeypatch.setattr(ranks, "get_rank", lambda: rank)
-    assert list(ranks.micro_batches(wanted)) == expected
+    assert list(ranks.list_micro_batches(wanted)) == expected
 
 
 def test_moments_are_those_of_all_rows_in_double_precision() -> None:
     """Rewards of 1e3 that differ by 1 do not cancel."""
     x = 1e3 + torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
-    mean, square, count = ranks.moments(x)
+    mean, square, count = ranks.compute_moments(x)
     assert count == 1000
     exact = x.double()
     torch.testing.assert_close(mean, exact.mean(0))
     torch.testing.assert_close(square - mean.square(), exact.var(0, correction=0), rtol=1e-6, atol=0)
-    assert ranks.moments(x[:0])[2] == 0
+    assert ranks.compute_moments(x[:0])[2] == 0
 
 
 def test_ranks_meet_although_the_store_has_what_an_earlier_attempt_has_left() -> None:

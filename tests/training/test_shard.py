@@ -128,9 +128,9 @@ def test_spans_are_in_proportion_to_ranks_and_divide_the_lake(
     monkeypatch.setattr(ranks, "size", lambda: len(hosts))
     if expected is None:
         with pytest.raises(UsageError, match="which ranks share a host"):
-            ranks.host_span()
+            ranks.find_host_span()
     else:
-        assert ranks.host_span() == expected
+        assert ranks.find_host_span() == expected
 
 
 def test_torchrun_numbers_the_ranks_of_a_host_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,4 +161,4 @@ def test_rows_are_divided_as_torch_divides_them(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(ranks, "size", lambda: size)
         monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
         expected = chunks[rank].tolist() if rank < len(chunks) else []
-        assert torch.arange(count)[ranks.own_rows(count)].tolist() == expected
+        assert torch.arange(count)[ranks.find_own_rows(count)].tolist() == expected

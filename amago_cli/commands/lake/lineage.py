@@ -48,7 +48,7 @@ def lineage(
     from amago_cli.render.output import Document
     from amago_cli.streams import carries_unicode
     from pipelines.lake import lineage as engine
-    from pipelines.report.lineage_tree import tree
+    from pipelines.report.lineage_tree import Node
 
     path, which = engine.split(run)
     common.concerns(run=path)
@@ -57,7 +57,7 @@ def lineage(
             uids = list(engine.trajectories(path, which, lakes=lake or (), listener=listener))
             return Document(text="\n".join(uids), fields={"trajectories": uids})
         found = engine.trace(path, which, lakes=lake or (), depth=depth, listener=listener)
-    return Document(text=_draw(tree(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
+    return Document(text=_draw(Node.of_checkpoint(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
 
 
 def _draw(node: Node, *, unicode: bool) -> str:

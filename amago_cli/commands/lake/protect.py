@@ -40,7 +40,7 @@ def protect(
     from pipelines.errors import InputMissing, UsageError
     from pipelines.lake import log as engine
     from pipelines.lake.lineage import read_snapshots, split
-    from pipelines.lake.log import protections
+    from pipelines.lake.log import list_protections
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
@@ -63,7 +63,7 @@ def protect(
                 hint=f"see what it was trained on: amago lake lineage {path}@{update}",
             )
         engine.protect(opened, dict.fromkeys(ids), name=f"{directory.path.resolve().name}@{update}")
-    found = protections(opened.storage)
+    found = list_protections(opened.storage)
     rows = [
         (kept.name, "everything" if kept.is_whole else f"the trajectories of {len(kept.segments)} segments")
         for kept in found

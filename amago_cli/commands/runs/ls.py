@@ -39,11 +39,11 @@ def ls(
     from amago_cli.render.output import Rows
     from amago_cli.render.progress import reporter
     from amago_cli.runs import table
-    from pipelines.runs.summary import COLUMNS, summaries
+    from pipelines.runs.summary import COLUMNS, summarize_runs
     from pipelines.runs.tables import select_rows
     from pipelines.stages.result import Result
 
-    rows = summaries(find_named(runs), metric=metric)
+    rows = summarize_runs(find_named(runs), metric=metric)
     if where:
         with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
             rows = select_rows(rows, where, listener=show)

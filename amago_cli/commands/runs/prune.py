@@ -35,13 +35,13 @@ def prune(
     Example: amago runs prune runs --keep-best 3 --dry-run
     """
     from amago_cli.runs import find_named, report_removal
-    from pipelines.runs.removal import contents, dependents, prunable, remove
-    from pipelines.runs.summary import summaries
+    from pipelines.runs.removal import find_contents, find_dependents, find_prunable, remove
+    from pipelines.runs.summary import summarize_runs
 
-    chosen = prunable(summaries(find_named(runs), metric=metric), keep_best=keep_best, failed=failed)
-    kept: dict[Any, list[str]] = {path: [text] for path in chosen if (text := contents(path)) is not None}
+    chosen = find_prunable(summarize_runs(find_named(runs), metric=metric), keep_best=keep_best, failed=failed)
+    kept: dict[Any, list[str]] = {path: [text] for path in chosen if (text := find_contents(path)) is not None}
     chosen = [path for path in chosen if path not in kept]
-    while more := {path: reasons for path, reasons in dependents(chosen).items() if path not in kept}:
+    while more := {path: reasons for path, reasons in find_dependents(chosen).items() if path not in kept}:
         kept |= more
         chosen = [path for path in chosen if path not in kept]
     return report_removal("runs prune", remove(chosen, dry_run=dry_run), dry_run=dry_run, kept=kept)

@@ -127,7 +127,7 @@ def pad_ragged(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str, np.
     lengths = np.zeros(len(values), dtype=np.int32)
     for row, value in enumerate(values):
         try:
-            padded[row], lengths[row] = leaf.space.padded(value)
+            padded[row], lengths[row] = leaf.space.pad(value)
         except ValueError as error:
             raise InputMissing(f"{what}: '{leaf.column}': {error}", hint="raise source.max_length") from error
     return {f"{leaf.column}.{LENGTH}": lengths, leaf.column: padded}

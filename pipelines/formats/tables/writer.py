@@ -26,7 +26,6 @@ from pipelines.formats.tables.reader import SPACES
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import Column, Schema
-from pipelines.lake.segment import as_stored
 from pipelines.lake.trajectory import Trajectory
 
 GROUP_BYTES = 32 << 20  # of steps in a row group, by their size in memory
@@ -131,5 +130,5 @@ class _SchemaFiles:
     def _join(self, column: Column) -> pa.Array:
         return to_arrow(
             column,
-            as_stored(column, np.concatenate([trajectory.columns[column.name] for _, trajectory in self._pending])),
+            column.as_stored(np.concatenate([trajectory.columns[column.name] for _, trajectory in self._pending])),
         )

@@ -24,20 +24,17 @@ from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import REWRITTEN, FolderChooser
-from pipelines.lake.footer import Footer
-from pipelines.lake.log import Held, LogEntry, append, last_number, lease
-from pipelines.lake.maintenance.files import File, FileTable
+from pipelines.lake.log import Held, LogEntry, append, find_last_number, lease
+from pipelines.lake.maintenance.files import GRACE_SECONDS, File, FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import expire_orphans
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, sweep
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import BlobCache, SegmentFile, as_stored, checksum, open_segment
+from pipelines.lake.segment import BlobCache, SegmentFile, checksum, open_segment
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 
 SMALL_BYTES, TARGET_BYTES = 16 << 20, 128 << 20
-_WASTEFUL = 0.5  # share of dead bytes at which a segment is rewritten
 _SETTLE_SECONDS = 30.0
 
 
@@ -92,21 +89,27 @@ def compact(
         inventory = FileTable(lake, listener)
         inventory.refresh()
         planned = plan(inventory, rules or CompactionRules())
-        before = _totals(inventory)
+        before = inventory.count_live()
         if dry_run:
-            return _predict(planned, before)
+            files = [file for run in planned for file in run]
+            return CompactionResult(
+                runs=tuple(tuple(file.id for file in run) for run in planned),
+                trajectories=sum(int(file.alive.sum()) for file in files),
+                segments=(before[0], before[0] - len(files) + len(planned)),
+                bytes=(before[1], before[1] - round(sum(file.bytes - file.live_bytes for file in files))),
+            )
         inventory.log.require_whole()
         expire_orphans(inventory)
         done, trajectories = [], 0
         for number, run in enumerate(planned, 1):
-            parts = [SegmentPart(file.id, inventory.files[file.id].alive) for file in run]
+            parts = {file.id: inventory.files[file.id].alive for file in run}
             written = rewrite(lake, parts, held, listener=listener)
             if written is not None:
                 done.append(written.replaced)
                 trajectories += written.trajectories
             listener(Progress(stage="compact", done=number, total=len(planned), unit="runs"))
         inventory.refresh()
-        after = _totals(inventory)
+        after = inventory.count_live()
         swept = sweep(inventory, held, grace_seconds=grace_seconds, listener=listener)
     return CompactionResult(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
 
@@ -125,7 +128,7 @@ def group_runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) ->
     """
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.id):
-        if file.bytes < small_bytes or is_wasteful(file):
+        if file.bytes < small_bytes or file.is_wasteful:
             kinds[file.kind].append(file)
     found: list[list[File]] = []
     for kind in sorted(kinds):
@@ -136,49 +139,40 @@ def group_runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) ->
                 run = []
             run.append(file)
         found.append(run)
-    return [run for run in found if len(run) > 1 or is_wasteful(run[0])]
-
-
-def is_wasteful(file: File) -> bool:
-    """Return whether at least half of a file is dead."""
-    return file.live_bytes <= (1 - _WASTEFUL) * file.bytes
-
-
-def _totals(inventory: FileTable) -> tuple[int, int]:
-    live = [file.bytes for file in inventory.files.values() if file.alive.any()]
-    return len(live), sum(live)
-
-
-def _predict(planned: list[list[File]], before: tuple[int, int]) -> CompactionResult:
-    files = [file for run in planned for file in run]
-    return CompactionResult(
-        runs=tuple(tuple(file.id for file in run) for run in planned),
-        trajectories=sum(int(file.alive.sum()) for file in files),
-        segments=(before[0], before[0] - len(files) + len(planned)),
-        bytes=(before[1], before[1] - round(sum(file.bytes - file.live_bytes for file in files))),
-    )
+    return [run for run in found if len(run) > 1 or run[0].is_wasteful]
 
 
 _CACHE_BYTES = 8 << 20  # of decoded wide rows, for each file that is being read
 
 
 @dataclass(frozen=True)
-class SegmentPart:
-    """A segment to rewrite, and which of its trajectories: `keep` (n,) bool."""
-
-    id: str
-    keep: np.ndarray
-
-
-@dataclass(frozen=True)
 class _SoundPart:
-    """A part that was read and verified; `spans` are the rows [start, stop) to keep, neighbours joined."""
+    """A segment to rewrite that was read and verified: which trajectories `keep` (n,) bool, and their rows in `file`,
+    `spans` [start, stop), neighbours joined.
+    """
 
     id: str
     keep: np.ndarray
-    footer: Footer
     file: SegmentFile
     spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def open(cls, lake: Lake, id: str, keep: np.ndarray) -> _SoundPart:
+        """Read a segment. IntegrityError if its footer, or a trajectory to keep, is damaged."""
+        schema_id = footers.read_footer(lake.storage, id).header["schema"]
+        cache = BlobCache(limit_bytes=_CACHE_BYTES)
+        file = open_segment(lake.storage, id, lake.schema(schema_id).columns, cache=cache)
+        file.require_cover()
+        if not np.array_equal(file.check_trajectories(keep), keep):
+            raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
+        rows = file.footer.trajectories["length"].to_numpy() + 1
+        stops = np.cumsum(rows)[keep]
+        spans: list[tuple[int, int]] = []
+        for start, stop in zip((stops - rows[keep]).tolist(), stops.tolist(), strict=True):
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        return cls(id, keep, file, tuple(spans))
 
 
 @dataclass(frozen=True)
@@ -191,9 +185,10 @@ class RewriteResult:
 
 
 def rewrite(
-    lake: Lake, parts: Sequence[SegmentPart], held: Held, *, listener: Listener = silent
+    lake: Lake, parts: Mapping[str, np.ndarray], held: Held, *, listener: Listener = silent
 ) -> RewriteResult | None:
-    """Write one segment from `parts`, which have the same schema, kind and columns, under the lease `held`.
+    """Write one segment from `parts`, under the lease `held`: segments of the same schema, kind and columns, each with
+    a mask (n,) bool of the trajectories to keep.
 
     A part with a wrong checksum among what it keeps is left unchanged, with a Notice; None if nothing is left to do.
     The plain columns of the result are held in memory. StageFailed if the disk fails.
@@ -201,47 +196,21 @@ def rewrite(
     with explained(f"rewrite segments of '{lake.name}'"):
         held()
         lake.storage.create_folders()  # copying a lake loses empty folders
-        position = last_number(lake.storage)
+        position = find_last_number(lake.storage)
         sources = []
-        for part in parts:  # each a download, in an object store
+        for id, keep in parts.items():  # each a download, in an object store
             held()
-            if (source := _open(lake, part, listener)) is not None:
-                sources.append(source)
+            try:
+                sources.append(_SoundPart.open(lake, id, keep))
+            except IntegrityError as error:
+                text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
+                listener(Notice(text=text, level="warning"))
         if not sources or (len(sources) == 1 and len(parts) > 1 and sources[0].keep.all()):
             return None
         return _write(lake, sources, held, position)
 
 
-def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | None:
-    try:
-        schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
-        cache = BlobCache(limit_bytes=_CACHE_BYTES)
-        file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
-        segments.require_cover(file)
-        if not np.array_equal(segments.check_trajectories(file, part.keep), part.keep):
-            raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
-    except IntegrityError as error:
-        text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
-        listener(Notice(text=text, level="warning"))
-        return None
-    stops = np.cumsum(file.footer.trajectories["length"].to_numpy() + 1)[part.keep]
-    starts = stops - file.footer.trajectories["length"].to_numpy()[part.keep] - 1
-    return _SoundPart(
-        part.id, part.keep, file.footer, file, tuple(_join_spans(zip(starts.tolist(), stops.tolist(), strict=True)))
-    )
-
-
-def _join_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, stop in spans:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-class _Wide:
+class _WideColumn:
     """The kept rows of a wide column, read once, in order; `crc` is that of the rows read so far."""
 
     def __init__(self, column: Column, sources: Sequence[_SoundPart], rows: int) -> None:
@@ -265,21 +234,35 @@ class _Wide:
             if first + taken == last:
                 self._spans.pop(0)
             needed -= taken
-        values = as_stored(self._column, np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+        values = self._column.as_stored(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
         self.crc = checksum(values, self.crc)
         return values
 
 
 def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int) -> RewriteResult:
-    first = sources[0].footer
+    first = sources[0].file.footer
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
-    values: dict[str, Any] = {
-        column.name: _Wide(column, sources, rows) if column.is_blob else _gather(column, sources, rows)
-        for column in columns
-    }
-    table = _table(sources)
-    replaces = _replaces(sources)
+    values: dict[str, Any] = {}
+    for column in columns:
+        if column.is_blob:
+            values[column.name] = _WideColumn(column, sources, rows)
+            continue
+        kept = [source.file.columns[column.name][a:b] for source in sources for a, b in source.spans]
+        values[column.name] = column.as_stored(np.concatenate(kept) if len(kept) > 1 else kept[0])
+    table = pa.concat_tables([source.file.footer.trajectories.filter(pa.array(source.keep)) for source in sources])
+    place, lengths = footers.TRAJECTORIES.get_field_index("row0"), table["length"].to_numpy() + 1
+    row0 = pa.array(np.cumsum(lengths) - lengths)
+    table = table.set_column(place, footers.TRAJECTORIES.field(place), row0)
+    # Of each replaced segment, indirect ones included: the index of its first trajectory, and their number.
+    replaces, done = {}, 0
+    for source in sources:
+        before = np.concatenate([[0], np.cumsum(source.keep)]).tolist()
+        for old in source.file.footer.replaces:
+            begin, count = source.file.footer.part(old)
+            replaces[old] = (done + before[begin], before[begin + count] - before[begin])
+        replaces[source.id] = (done, before[-1])
+        done += before[-1]
     writer = f"{REWRITTEN}.{lake.id[:8]}.{os.getpid():x}.{secrets.token_hex(4)}"
 
     def metadata() -> dict[str, str]:
@@ -289,9 +272,9 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
             writer=writer,
             sequence=0,
             rows=rows,
-            columns={name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()},
+            columns={name: v.crc if isinstance(v, _WideColumn) else checksum(v) for name, v in values.items()},
         )
-        return footers.metadata({**header, "replaces": replaces}, table)
+        return footers.encode({**header, "replaces": replaces}, table)
 
     staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
     try:
@@ -299,39 +282,8 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     except BaseException:
         staged.discard()
         raise
-    id = segments.publish_new(lake.storage, FolderChooser(lake.storage), staged, writer, overlay=first.is_overlay)
+    id = staged.publish_new(lake.storage, FolderChooser(lake.storage), writer, overlay=first.is_overlay)
     held()
     moved = {source.id: id for source in sources}
     append(lake.storage, LogEntry(time=time.time(), reason="rewritten", moved=moved), after=position)
     return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
-
-
-def _gather(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndarray:
-    out, filled = np.empty((rows, *column.shape), dtype=column.dtype), 0
-    for source in sources:
-        for start, stop in source.spans:
-            out[filled : filled + stop - start] = source.file.columns[column.name][start:stop]
-            filled += stop - start
-    return as_stored(column, out)
-
-
-def _table(sources: Sequence[_SoundPart]) -> pa.Table:
-    """Join the footers' tables of the kept trajectories, with their new positions."""
-    tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
-    table = pa.concat_tables(tables)
-    rows = table["length"].to_numpy() + 1
-    place = footers.TRAJECTORIES.get_field_index("row0")
-    return table.set_column(place, footers.TRAJECTORIES.field(place), pa.array(np.cumsum(rows) - rows))
-
-
-def _replaces(sources: Sequence[_SoundPart]) -> Mapping[str, tuple[int, int]]:
-    """Return the index of the first trajectory and their number for each replaced segment, indirect ones included."""
-    replaces, done = {}, 0
-    for source in sources:
-        before = np.concatenate([[0], np.cumsum(source.keep)]).tolist()
-        for old in source.footer.replaces:
-            first, count = source.footer.part(old)
-            replaces[old] = (done + before[first], before[first + count] - before[first])
-        replaces[source.id] = (done, before[-1])
-        done += before[-1]
-    return replaces

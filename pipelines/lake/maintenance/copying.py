@@ -10,6 +10,7 @@ Repeating an interrupted copy copies what is missing. What expired in the target
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -29,12 +30,12 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance.retention import keep_expired, read_expired
+from pipelines.lake.maintenance.retention import ExpiredUids
 from pipelines.lake.reading import Reader, find_pieces
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
+from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch
 from pipelines.lake.storage import LocalStorage, is_remote
-from pipelines.lake.uids import place_of, raw_uids
+from pipelines.lake.uids import contains, find_place, raw_uids
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -88,16 +89,18 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
         chosen = np.union1d(chosen, raw_uids(sorted(siblings)))
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
         job = _CopyJob(source, target, chosen, listener)
-        keep_expired(target.storage)
+        ExpiredUids(target.storage).begin()
         with explained(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
-                if job.go(first=attempt == 0):
+                if job.copy_once(first=attempt == 0):
                     return job.done
     raise StageFailed(f"files of lake '{source.name}' vanish while they are copied", hint="repeat the command later")
 
 
 @dataclass
 class _CopyJob:
+    """A copy in progress: what the target has, and what is queued for new segments."""
+
     source: Lake
     target: Lake
     chosen: np.ndarray | None  # uids ("S16"), sorted
@@ -115,17 +118,21 @@ class _CopyJob:
         for path in (self.target.local / "tmp").glob(f"{COPIED}.*.tmp"):  # of dead copies
             path.unlink(missing_ok=True)
 
-    def go(self, *, first: bool) -> bool:
+    def copy_once(self, *, first: bool) -> bool:
         """Make one pass over the source; returns whether nothing was missed. `first`: count what is present already."""
         self._missed, self._first = False, first
         self._reader.refresh()
-        files = self._files()
+        files: dict[str, list[Segment]] = {}
+        for segment in self._reader.live.segments:
+            if len(segment.uids):
+                files.setdefault(segment.file, []).append(segment)
+        files = dict(sorted(files.items()))
         for overlays in (False, True):
             self._read_target()
             mine = {id: own for id, own in files.items() if own[0].is_overlay == overlays}
             for number, (id, own) in enumerate(mine.items(), 1):
                 try:
-                    self._file(id, own)
+                    self._copy_from(id, own)
                 except FileNotFoundError:  # rewritten and swept meanwhile
                     self._missed = True
                 except IntegrityError as error:
@@ -133,16 +140,11 @@ class _CopyJob:
                 what = "derived" if overlays else "copy"
                 self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
             self._flush()
-        self._copy_collectors()
+        for name in sorted(self._collectors - {""}):
+            record = collectors.read(self.source, name)
+            if record is not None and collectors.read(self.target, name) is None:
+                collectors.write(self.target, record)
         return not self._missed
-
-    def _files(self) -> dict[str, list[Segment]]:
-        """Group the segments of the source by file, without those that have no live trajectory."""
-        files: dict[str, list[Segment]] = {}
-        for segment in self._reader.live.segments:
-            if len(segment.uids):
-                files.setdefault(segment.file, []).append(segment)
-        return dict(sorted(files.items()))
 
     def _read_target(self) -> None:
         """Read what the target has: its live uids, sorted, and ids whose trajectories are not needed (again)."""
@@ -153,28 +155,28 @@ class _CopyJob:
         order = np.argsort(uids)
         self._present, self._present_in = uids[order], numbers[order]
         log = self._there.log
-        self._expired = read_expired(self.target.storage)
+        self._expired = ExpiredUids(self.target.storage).read()
         self._known = {*list_all(self.target.storage), *self._there.rewritten, *log.moved, *log.whole}
 
-    def _file(self, id: str, own: list[Segment]) -> None:
+    def _copy_from(self, id: str, own: list[Segment]) -> None:
         alive = np.concatenate([segment.uids for segment in own])
-        alive = alive[~_among(self._expired, alive)]
+        alive = alive[~contains(self._expired, alive)]
         if self.chosen is not None:
-            alive = alive[_among(self.chosen, alive)]
+            alive = alive[contains(self.chosen, alive)]
         if id in self._known or not len(alive):
             self.done.present += len(alive) if self._first else 0
             return
         footer = read_footer(self.source.storage, id)
         uids = footer.uids()
-        wanted = _among(np.sort(alive), uids)
-        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
+        wanted = contains(np.sort(alive), uids)
+        missing = wanted & ~contains(self._present, uids) & ~self._came_before(footer)
         self.done.present += int((wanted & ~missing).sum()) if self._first else 0
         if not missing.any():
             return
         self._register(footer.header["schema"])
         self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
         # A segment that the target rewrote itself counts there by its log alone.
-        bases_are_there = not footer.is_overlay or (self._there.bases_of(footer.trajectories)[0] >= 0).all()
+        bases_are_there = not footer.is_overlay or (self._there.find_bases(footer.trajectories)[0] >= 0).all()
         if missing.all() and bases_are_there and self._there.log.is_finished(id):
             try:
                 self._copy_file(id, footer)
@@ -183,7 +185,7 @@ class _CopyJob:
                 self._report_damage(id, str(error))
         for uid in hex_uids(uids[missing]):
             try:
-                self._take(uid)
+                self._queue(uid)
             except IntegrityError as error:
                 self._report_damage(id, str(error))
 
@@ -205,7 +207,7 @@ class _CopyJob:
         return came
 
     def _copy_file(self, id: str, footer: Footer) -> None:
-        name = _writer()
+        name = self._name_writer()
         tmp = self.target.local / "tmp"
         columns = self.source.schema(footer.header["schema"]).columns
         wide = any(column.is_blob and column.name in footer.columns for column in columns)
@@ -216,13 +218,13 @@ class _CopyJob:
                 blob = self._fetch(tmp, name, blob_key(id))
                 staged = StagedFiles(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
-            segments.require_cover(file)
-            wrong = segments.wrong_columns(file)
+            file.require_cover()
+            wrong = file.list_damaged_columns()
             if wrong:
                 where = self.source.storage.url(segment_key(id))
                 raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")
             size = sum(path.stat().st_size for path in (staged.main, blob) if path is not None)
-            segments.publish(self.target.storage, staged, id)
+            staged.publish(self.target.storage, id)
         except BaseException:
             staged.discard()
             segments.drop_orphan(self.target.storage, id)
@@ -238,19 +240,19 @@ class _CopyJob:
         with open(path, "rb") as content:
             return atomic.stage(tmp, name, lambda file: shutil.copyfileobj(content, file, 1 << 20))
 
-    def _take(self, uid: str) -> None:
+    def _queue(self, uid: str) -> None:
         """Queue one trajectory for a new segment. IntegrityError if it is damaged."""
         segment, _ = self._reader.locate(uid)
         row, own = self._read(uid)
         base = row["base_uid"]
-        place = None if base is None else place_of(self._present, base.hex())
+        place = None if base is None else find_place(self._present, base.hex())
         lies_in = None if place is None else self._there.segments[self._present_in[place]].file
         if base is not None and lies_in is None:
             self._read(base.hex())  # verifies what it shares with its base
             schema = self.source.schema(segment.schema_id)
             whole = self._reader.read(uid).columns
-            own = {column.name: as_stored(column, whole[column.name]) for column in schema.columns}
-            row |= {"crc": _crc(own.values()), "base_uid": None, "base_offset": None}
+            own = {column.name: column.as_stored(whole[column.name]) for column in schema.columns}
+            row |= {"crc": self._compute_crc(own.values()), "base_uid": None, "base_offset": None}
         base = row["base_uid"]
         row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
         key = (segment.schema_id, tuple(own), base is not None)
@@ -266,20 +268,19 @@ class _CopyJob:
         segment, _ = self._reader.locate(uid)
         row, whole = dict(self._reader.row(uid)), self._reader.read(uid).columns
         columns = [column for column in self.source.schema(segment.schema_id).columns if column.name in segment.columns]
-        own = {column.name: as_stored(column, whole[column.name]) for column in columns}
-        if _crc(own.values()) != row["crc"]:
+        own = {column.name: column.as_stored(whole[column.name]) for column in columns}
+        if self._compute_crc(own.values()) != row["crc"]:
             raise IntegrityError(f"trajectory {uid} of lake '{self.source.name}' is damaged: it has a wrong checksum")
         return row, own
 
     def _flush(self) -> None:
-        """Publish the queued trajectories."""
         for (schema_id, names, overlay), items in self._pending.items():
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
-            writer = _writer()
+            writer = self._name_writer()
             tmp = self.target.local / "tmp"
             staged = segments.stage(tmp, writer, schema_id, columns, items, sequence=0, overlay=overlay)
             size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
-            segments.publish_new(self.target.storage, self._folders, staged, writer, overlay=overlay)
+            staged.publish_new(self.target.storage, self._folders, writer, overlay=overlay)
             self.done.rewritten += len(items)
             self.done.trajectories += len(items)
             self.done.steps += sum(item.row["length"] for item in items)
@@ -292,27 +293,10 @@ class _CopyJob:
             text = f"{reason}; only its undamaged trajectories are copied"
             self.listener(Notice(text=text, level="warning"))
 
-    def _copy_collectors(self) -> None:
-        """Copy the records of the collectors."""
-        for name in sorted(self._collectors - {""}):
-            record = collectors.read(self.source, name)
-            if record is not None and collectors.read(self.target, name) is None:
-                collectors.write(self.target, record)
+    @staticmethod
+    def _name_writer() -> str:
+        return f"{COPIED}.{os.getpid():x}.{secrets.token_hex(4)}"
 
-
-def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: which of `uids` are in a sorted array."""
-    if not len(ordered):
-        return np.zeros(len(uids), dtype=bool)
-    return ordered[np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)] == uids
-
-
-def _writer() -> str:
-    return f"{COPIED}.{os.getpid():x}.{secrets.token_hex(4)}"
-
-
-def _crc(columns: Iterable[np.ndarray]) -> int:
-    crc = 0
-    for values in columns:
-        crc = segments.checksum(values, crc)
-    return crc
+    @staticmethod
+    def _compute_crc(columns: Iterable[np.ndarray]) -> int:
+        return functools.reduce(lambda crc, values: segments.checksum(values, crc), columns, 0)

@@ -1,13 +1,21 @@
-"""The files of a lake with their ages, sizes and live trajectories, for maintenance.
+"""The files of a lake with their ages, sizes and live trajectories, for maintenance; and deletion of those that are no
+longer needed: of segments that the log hides, and of maintainers that died.
 
 A refresh costs as much as there is new: a footer is read once, and liveness is computed again only for files of which
 something was moved or removed.
+
+A reader may still be about to open a file that it knows: files stay for a grace period after they were removed from the
+live set. A file whose log still exists stays too, or salvage would not see that it was published.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,12 +23,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.errors import AmagoError
-from pipelines.events import Listener, silent
-from pipelines.lake.folders import COPIED, is_rewritten, written_by
-from pipelines.lake.footer import Footer, read_footer, uid_array
+from pipelines.events import Listener, Progress, silent
+from pipelines.files.atomic import explained
+from pipelines.lake.folders import (
+    COPIED,
+    LOG,
+    REWRITTEN,
+    ROOT,
+    WATCHED_HOURS,
+    blob_key,
+    by_hour,
+    folders,
+    is_rewritten,
+    list_names,
+    parse_segment_name,
+    segment_ids,
+    segment_key,
+)
+from pipelines.lake.footer import read_footer, uid_array
 from pipelines.lake.live import LiveTable
+from pipelines.lake.log import Held, LogEntry, append
 from pipelines.lake.segment import stored_bytes
-from pipelines.lake.uids import positions
+from pipelines.lake.storage import LocalStorage
+from pipelines.lake.uids import contains
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -67,13 +92,18 @@ class File:
     def live_steps(self) -> int:
         return int(self.steps[self.alive].sum())
 
-    def named(self, ids: Collection[str]) -> np.ndarray:
+    def select_from(self, ids: Collection[str]) -> np.ndarray:
         """Return (n,) bool: which trajectories come from the segments `ids`, also through rewriting."""
         found = np.full(len(self.uids), self.id in ids)
         for old, (first, count) in self.replaces.items():
             if old in ids:
                 found[first : first + count] = True
         return found
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether at least half of the file is dead, so that it is worth rewriting alone."""
+        return self.live_bytes <= 0.5 * self.bytes
 
 
 @dataclass
@@ -109,19 +139,53 @@ class FileTable:
             return
         uids = np.sort(np.concatenate([self.live.segments[number].uids for number in numbers]))
         try:
-            file = self.files.get(id) or _describe(id, self.lake, read_footer(self.lake.storage, id))
+            file = self.files.get(id) or self._read(id)
         except (FileNotFoundError, AmagoError):  # gone or damaged since it was listed
             self.files.pop(id, None)
             return
-        self.files[id] = replace(file, alive=positions(uids, file.uids, np.arange(len(uids))) >= 0)
+        self.files[id] = replace(file, alive=contains(uids, file.uids))
+
+    def _read(self, id: str) -> File:
+        footer = read_footer(self.lake.storage, id)
+        table, overlay = footer.trajectories, footer.is_overlay
+        return File(
+            id=id,
+            kind=(footer.header["schema"], overlay, footer.columns),
+            bytes=stored_bytes(self.lake.storage, id),
+            replaces={old: footer.part(old) for old in footer.replaces},
+            uids=footer.uids(),
+            steps=table["length"].to_numpy(),
+            times=table["t_commit"].to_numpy(),
+            collectors=np.array([str(name or "") for name in table["collector"].to_pylist()], dtype=object),
+            episodes=footer.episodes(),
+            base_ids=np.array(table["base_segment"].to_pylist() if overlay else [], dtype=object),
+            base_uids=uid_array(table["base_uid"]) if overlay else np.zeros(0, "S16"),
+            alive=np.zeros(table.num_rows, dtype=bool),
+        )
+
+    def list_overlays(self) -> list[File]:
+        """List the files of derived trajectories."""
+        return [file for file in self.files.values() if file.is_overlay]
+
+    def find_bases(self, overlay: File) -> Iterator[tuple[File, np.ndarray]]:
+        """Yield the files of an overlay's bases, each with the indices of the trajectories that derive from it."""
+        for id in dict.fromkeys(overlay.base_ids):
+            base = self.file_of(id)
+            if base is not None:
+                yield base, np.flatnonzero(overlay.base_ids == id)
+
+    def count_live(self) -> tuple[int, int]:
+        """Count the files with live trajectories, and their bytes."""
+        live = [file.bytes for file in self.files.values() if file.alive.any()]
+        return len(live), sum(live)
 
 
-def live_steps(lake: Lake, label: str) -> Counter[str]:
+def count_live_steps(lake: Lake, label: str) -> Counter[str]:
     """Count the live steps of each collector, overlays apart, in the segments of writers whose names begin with `label`
     and in those rewritten or copied from others. Footers of other segments are not read."""
 
     def may_count(id: str) -> bool:
-        writer, _, is_overlay = written_by(id)
+        writer, _, is_overlay = parse_segment_name(id)
         return not is_overlay and (is_rewritten(id) or writer.startswith((label, f"{COPIED}.")))
 
     table, found = FileTable(lake, only=may_count), Counter[str]()
@@ -132,20 +196,88 @@ def live_steps(lake: Lake, label: str) -> Counter[str]:
     return found
 
 
-def _describe(id: str, lake: Lake, footer: Footer) -> File:
-    table = footer.trajectories
-    overlay = footer.is_overlay
-    return File(
-        id=id,
-        kind=(footer.header["schema"], overlay, footer.columns),
-        bytes=stored_bytes(lake.storage, id),
-        replaces={old: footer.part(old) for old in footer.replaces},
-        uids=footer.uids(),
-        steps=table["length"].to_numpy(),
-        times=table["t_commit"].to_numpy(),
-        collectors=np.array([str(name or "") for name in table["collector"].to_pylist()], dtype=object),
-        episodes=footer.episodes(),
-        base_ids=np.array(table["base_segment"].to_pylist() if overlay else [], dtype=object),
-        base_uids=uid_array(table["base_uid"]) if overlay else np.zeros(0, "S16"),
-        alive=np.zeros(table.num_rows, dtype=bool),
-    )
+GRACE_SECONDS = 600.0
+_TOGETHER = 100  # segments deleted between two looks at the lease: in an object store, by two requests
+# Logs of other hosts are not visible: what they may still publish is left alone this long.
+_ELSEWHERE_SECONDS = 86_400.0
+_QUIET_SECONDS = 3600.0  # of a folder in which a long suspended writer may publish
+_BLOB = ".blob.arrow"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What was deleted; `waiting` segments are removed, but within their grace period."""
+
+    segments: int
+    bytes: int
+    waiting: int
+
+
+def sweep(
+    inventory: FileTable, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
+) -> SweepResult:
+    """Delete what was removed longer than the grace period ago, under the lease `held` and by a refreshed table.
+    StageFailed if the storage fails.
+    """
+    lake, storage, log, now = inventory.lake, inventory.lake.storage, inventory.log, time.time()
+    log.require_whole()
+    with explained(f"remove files of '{lake.name}'"):
+        names = {f"{hour}/{name}" for hour, found in list_names(storage).items() for name in found}
+        listed = set(segment_ids("", names))
+        unfinished = sorted(id for id in listed if not log.is_finished(id) and id not in log.whole)
+        if unfinished:  # also keeps a maintainer whose lease ran out from finishing it
+            append(storage, LogEntry(time=now, reason="left unfinished", segments=unfinished), after=log.last)
+            inventory.refresh()
+
+        @functools.cache
+        def age(key: str) -> float:
+            try:
+                return max(0.0, storage.age(key, now))
+            except FileNotFoundError:
+                return 0.0
+
+        def has_log(id: str) -> bool:
+            name = id.rpartition("/")[2].removesuffix(".ovl").partition("-")[2]
+            return (lake.local / "wal" / f"{name}.wal").exists()
+
+        due = {
+            id: age(f"{LOG}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
+            for id in listed
+            if id in log.whole or log.is_superseded(id)
+        }
+        going = sorted(id for id, over in due.items() if over and not has_log(id))
+        size = 0
+        for start in range(0, len(going), _TOGETHER):
+            some = going[start : start + _TOGETHER]
+            size += sum(stored_bytes(storage, id) for id in some)
+            held()
+            storage.remove(*map(segment_key, some))  # blobs last: a reader that finds a segment finds it complete
+            storage.remove(*map(blob_key, some))
+            listener(Progress(stage="sweep", done=start + len(some), total=len(going), unit="segments"))
+        held()
+        # Blobs whose segment was never published, or was deleted.
+        old = grace_seconds if isinstance(storage, LocalStorage) else max(grace_seconds, _ELSEWHERE_SECONDS)
+        for id in (name.removesuffix(_BLOB) for name in names if name.endswith(_BLOB)):
+            if id in listed or age(blob_key(id)) < old or has_log(id):
+                continue
+            if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
+                storage.remove(blob_key(id))
+        log.shorten(listed - set(going))
+        _remove_leftovers(lake)
+    return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
+
+
+def _remove_leftovers(lake: Lake) -> None:
+    """Delete files of dead rewriters (the holder of the lease is the only living one) and empty folders."""
+    for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
+        path.unlink(missing_ok=True)
+    storage, now = lake.storage, time.time()
+    if isinstance(storage, LocalStorage):
+        hours = list(by_hour(folders(storage, ROOT)).values())
+        # No writer publishes in these: of hours long past, and filled before the last of an hour.
+        quiet = [name for opened in hours[:-WATCHED_HOURS] for name in opened]
+        filled = [name for opened in hours[-WATCHED_HOURS:] for name in opened[:-1]]
+        quiet += [name for name in filled if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS]
+        for folder in quiet:
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(storage.root / ROOT / folder)

@@ -28,10 +28,9 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import LogEntry, append, lease
-from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, sweep
+from pipelines.lake.maintenance.files import GRACE_SECONDS, File, FileTable, SweepResult, sweep
 from pipelines.lake.storage import Storage
-from pipelines.lake.uids import positions
+from pipelines.lake.uids import contains, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -59,6 +58,11 @@ class RetentionLimits:
     @property
     def caps(self) -> tuple[int, int, int]:
         return self.max_steps, self.max_trajectories, self.max_bytes
+
+    def __str__(self) -> str:
+        names = ("max_steps", "max_trajectories", "max_bytes", "max_age")
+        parts = [f"{name} {value:g}" for name in names if (value := getattr(self, name))]
+        return ", ".join([*parts, *([f"where {self.where}"] if self.where.strip() else [])])
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,37 @@ class ExpiryPlan:
     going: tuple[_FileExpiry, ...]
     protected: int
     position: int
+
+    def carry_out(self, lake: Lake, *, reason: str) -> None:
+        """Enter the plan in the log."""
+        if not self.going:
+            return
+        whole: list[str] = []
+        trajectories: dict[str, list[str]] = {}
+        steps: Counter[str] = Counter()
+        for part in self.going:
+            file = part.file
+            if not file.is_overlay:
+                for name, count in zip(file.collectors[part.mask], file.steps[part.mask].tolist(), strict=True):
+                    steps[name] += count
+            if part.is_whole:
+                whole.append(file.id)
+            else:
+                trajectories[file.id] = hex_uids(file.uids[part.mask])
+        ExpiredUids(lake.storage).add(np.concatenate([part.file.uids[part.mask] for part in self.going]))
+        entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories, steps=dict(steps))
+        append(lake.storage, entry, after=self.position)
+
+    def count_left(self, inventory: FileTable) -> dict[str, int]:
+        """Count what is live without the trajectories of this plan; see `ExpiryResult`."""
+        gone = {part.file.id: part.mask for part in self.going}
+        trajectories, steps, size = 0, 0, 0.0
+        for id, file in inventory.files.items():
+            live = file.alive & ~gone[id] if id in gone else file.alive
+            size += float(file.row_bytes[live].sum())
+            if not file.is_overlay:
+                trajectories, steps = trajectories + int(live.sum()), steps + int(file.steps[live].sum())
+        return {"trajectories": trajectories, "steps": steps, "bytes": round(size)}
 
 
 @dataclass(frozen=True)
@@ -137,88 +172,73 @@ def expire(
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
         if dry_run:
-            return ExpiryResult(plan, _count_left(inventory, plan), None)
+            return ExpiryResult(plan, plan.count_left(inventory), None)
         held()
-        carry_out(lake, plan, reason=_reason(limits))
+        plan.carry_out(lake, reason=str(limits))
         inventory.refresh()
         expire_orphans(inventory)
-        left = _count_left(inventory, ExpiryPlan((), 0, 0))
+        left = ExpiryPlan((), 0, 0).count_left(inventory)
         return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
-
-
-def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
-    """Enter a plan in the log."""
-    if not plan.going:
-        return
-    whole: list[str] = []
-    trajectories: dict[str, list[str]] = {}
-    steps: Counter[str] = Counter()
-    for part in plan.going:
-        file = part.file
-        if not file.is_overlay:
-            for name, count in zip(file.collectors[part.mask], file.steps[part.mask].tolist(), strict=True):
-                steps[name] += count
-        if part.is_whole:
-            whole.append(file.id)
-        else:
-            trajectories[file.id] = hex_uids(file.uids[part.mask])
-    add_expired(lake.storage, np.concatenate([part.file.uids[part.mask] for part in plan.going]))
-    entry = LogEntry(time=time.time(), reason=reason, segments=whole, trajectories=trajectories, steps=dict(steps))
-    append(lake.storage, entry, after=plan.position)
 
 
 def expire_orphans(inventory: FileTable) -> None:
     """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
     log, going = inventory.log, []
-    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
+    for overlay in (file for file in inventory.list_overlays() if not file.alive.all()):
         orphans = np.zeros(len(overlay.uids), dtype=bool)
         for id in dict.fromkeys(overlay.base_ids):
             base = inventory.live.file_of(id)
             if base not in log.quarantined and base not in inventory.live.unreadable:  # otherwise it may return
                 orphans |= (overlay.base_ids == id) & ~overlay.alive
-        orphans &= log.alive(overlay.id, overlay.uids)  # the others are removed already
+        orphans &= log.select_live(overlay.id, overlay.uids)  # the others are removed already
         if orphans.any():
             going.append(_FileExpiry(overlay, orphans, bool(orphans.all())))
     if going:
         plan = ExpiryPlan(tuple(going), 0, log.last)
-        carry_out(inventory.lake, plan, reason="derived from removed trajectories")
+        plan.carry_out(inventory.lake, reason="derived from removed trajectories")
         inventory.refresh()
 
 
 def make_plan(
-    inventory: FileTable,
-    limits: RetentionLimits,
-    *,
-    chosen: np.ndarray | None = None,
-    kept: Collection[str] = (),
-    now: float,
-    whole: bool = False,
-) -> ExpiryPlan:
+    inventory: FileTable, limits: RetentionLimits, *, chosen: np.ndarray | None = None, kept: Collection[str] = (),
+    now: float, whole: bool = False,
+) -> ExpiryPlan:  # fmt: skip
     """Choose the trajectories to expire so that `limits` hold; the oldest first, by the time of commit.
 
     `chosen`: uids ("S16", sorted) that `where` selects; `kept`: ids of protected segments. `whole`: meet the limits by
     whole files only, so that up to one file more than they allow stays; otherwise they are met exactly (bytes to the
     nearest trajectory).
     """
-    free = {id: file.alive & ~file.named(kept) for id, file in inventory.files.items()}
-    for overlay in (file for file in inventory.files.values() if file.is_overlay):
+    files = inventory.files
+    free = {id: file.alive & ~file.select_from(kept) for id, file in files.items()}
+    for overlay in inventory.list_overlays():
         held = overlay.alive & ~free[overlay.id]
-        for base, rows in _bases(inventory, overlay) if held.any() else ():
+        for base, rows in inventory.find_bases(overlay) if held.any() else ():
             free[base.id] &= ~np.isin(base.uids, overlay.base_uids[rows][held[rows]])
-    protected = sum(int(file.alive.sum() - free[id].sum()) for id, file in inventory.files.items())
-    if chosen is not None:
-        free = {id: mask & _among(inventory.files[id].uids, chosen) for id, mask in free.items()}
+    protected = sum(int(file.alive.sum() - free[id].sum()) for id, file in files.items())
+    selected = {id: file.alive if chosen is None else contains(chosen, file.uids) for id, file in files.items()}
+    free = {id: mask & selected[id] for id, mask in free.items()}
     masks = {id: np.zeros(len(mask), dtype=bool) for id, mask in free.items()}
-    times = _episode_times(inventory)
+    times = _find_episode_times(inventory)
     if limits.max_age:
         for id, mask in free.items():
             masks[id] |= mask & (times[id] < now - limits.max_age)
     if any(limits.caps):
-        _fit(inventory, limits, times, chosen, free, masks, whole)
+        counted = {id: files[id].alive & selected[id] & ~masks[id] for id in sorted(files) if not files[id].is_overlay}
+        costs = _compute_costs(inventory)
+        caps = np.array([cap or np.inf for cap in limits.caps])
+        excess = sum((costs[id][own].sum(axis=0) for id, own in counted.items()), np.zeros(3)) - caps
+        if whole:
+            _expire_files(files, free, counted, costs, excess, masks)
+        else:
+            _expire_oldest(files, free, counted, costs, excess, times, masks)
     elif not limits.max_age:
         masks = {id: mask.copy() for id, mask in free.items()}
-    _take_overlays(inventory, masks)
-    files = inventory.files
+    for overlay in inventory.list_overlays():  # expire together with their bases
+        for base, rows in inventory.find_bases(overlay):
+            dying = base.uids[masks[base.id]]
+            if len(dying):
+                masks[overlay.id][rows] |= overlay.alive[rows] & np.isin(overlay.base_uids[rows], dying)
     going = tuple(
         _FileExpiry(files[id], mask, bool((mask == files[id].alive).all()))
         for id, mask in sorted(masks.items())
@@ -227,7 +247,7 @@ def make_plan(
     return ExpiryPlan(going, protected, inventory.log.last)
 
 
-def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
+def _find_episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
     """Return for each trajectory (n,) of each file when it, or the newest live piece of its episode, was committed."""
     times = {id: file.times for id, file in inventory.files.items()}
     cut = {id: file.episodes for id, file in inventory.files.items() if file.episodes is not None}
@@ -244,160 +264,111 @@ def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
     return times
 
 
-def _fit(
-    inventory: FileTable,
-    limits: RetentionLimits,
-    known_times: Mapping[str, np.ndarray],
-    chosen: np.ndarray | None,
-    free: Mapping[str, np.ndarray],
-    masks: dict[str, np.ndarray],
-    whole: bool,
+def _compute_costs(inventory: FileTable) -> dict[str, np.ndarray]:
+    """Return the costs (n, 3) float64 of trajectories stored in full: steps, trajectories (one each) and bytes, those
+    of overlays included.
+    """
+    stored = [file for file in inventory.files.values() if not file.is_overlay]
+    costs = {f.id: np.column_stack([f.steps, np.ones(len(f.steps)), f.row_bytes]) for f in stored}
+    for overlay in inventory.list_overlays():
+        for base, rows in inventory.find_bases(overlay):
+            if base.id in costs:
+                place = positions(base.uids, overlay.base_uids[rows])
+                live = (place >= 0) & overlay.alive[rows]
+                np.add.at(costs[base.id][:, 2], place[live], overlay.row_bytes[rows][live])
+    return costs
+
+
+_Masks = Mapping[str, np.ndarray]
+
+
+def _expire_files(
+    files: Mapping[str, File], free: _Masks, counted: _Masks, costs: _Masks, excess: np.ndarray, masks: _Masks
 ) -> None:
-    """Add to `masks` the oldest trajectories stored in full until the rest is within the limits."""
-    ids = sorted(id for id, file in inventory.files.items() if not file.is_overlay)
-    files = [inventory.files[id] for id in ids]
-    # (n, 3) float64: steps, trajectories (one each), bytes
-    costs = {f.id: np.column_stack([f.steps, np.ones(len(f.steps)), f.row_bytes]) for f in files}
-    _add_overlays(inventory, costs)
-    counted = {
-        id: inventory.files[id].alive
-        & ~masks[id]
-        & (True if chosen is None else _among(inventory.files[id].uids, chosen))
-        for id in ids
-    }
-    caps = np.array([cap or np.inf for cap in limits.caps])
-    excess = sum((costs[id][counted[id]].sum(axis=0) for id in ids), np.zeros(3)) - caps
-    if whole:
-        newest = {id: float(inventory.files[id].times[counted[id]].max(initial=-np.inf)) for id in ids}
-        for id in sorted(ids, key=lambda id: (newest[id], id)):
-            cost = costs[id][counted[id]].sum(axis=0)
-            if not counted[id].any() or (counted[id] & ~free[id]).any():
-                continue
-            if not (excess >= cost)[cost > 0].any():  # stays if no limit can do without it
-                break
-            masks[id] |= counted[id]
-            excess = excess - cost
-        return
-    places = [(id, np.flatnonzero(counted[id] & free[id])) for id in ids]
+    """Add to `masks` whole files, the oldest first, while a limit is exceeded by at least their cost."""
+    newest = {id: float(files[id].times[own].max(initial=-np.inf)) for id, own in counted.items()}
+    for id in sorted(counted, key=lambda id: (newest[id], id)):
+        cost = costs[id][counted[id]].sum(axis=0)
+        if not counted[id].any() or (counted[id] & ~free[id]).any():
+            continue
+        if not (excess >= cost)[cost > 0].any():  # stays if no limit can do without it
+            return
+        masks[id][counted[id]] = True
+        excess = excess - cost
+
+
+def _expire_oldest(
+    files: Mapping[str, File], free: _Masks, counted: _Masks, costs: _Masks, excess: np.ndarray, times: _Masks,
+    masks: _Masks,
+) -> None:  # fmt: skip
+    """Add to `masks` single trajectories, the oldest first, until the rest is within the limits."""
+    places = [(id, np.flatnonzero(own & free[id])) for id, own in counted.items()]
     if not sum(len(place) for _, place in places):
         return
-    times = np.concatenate([known_times[id][place] for id, place in places])
     cost = np.concatenate([costs[id][place] for id, place in places])
-    order = np.argsort(times, kind="stable")
+    order = np.argsort(np.concatenate([times[id][place] for id, place in places]), kind="stable")
     before = np.cumsum(cost[order], axis=0) - cost[order]  # expired before each
     goes = np.zeros(len(order), dtype=bool)
     goes[order] = (before < excess).any(axis=1)
-    parts = [(inventory.files[id].episodes, place) for id, place in places]
-    if any(numbers is not None for numbers, _ in parts):
-        numbers = [np.zeros(len(place), "u8") if own is None else own[place] for own, place in parts]
-        episodes = np.concatenate(numbers)
+    if any(files[id].episodes is not None for id, _ in places):
+        numbers = [(files[id].episodes, place) for id, place in places]
+        episodes = np.concatenate([np.zeros(len(p), "u8") if own is None else own[p] for own, p in numbers])
         goes |= np.isin(episodes, episodes[goes]) & (episodes > 0)  # with one piece, the others
     for id, place in places:
         masks[id][place] |= goes[: len(place)]
         goes = goes[len(place) :]
 
 
-def _add_overlays(inventory: FileTable, costs: dict[str, np.ndarray]) -> None:
-    """Add the bytes of overlays to those of their bases."""
-    for overlay in (file for file in inventory.files.values() if file.is_overlay):
-        for base, rows in _bases(inventory, overlay):
-            if base.id in costs:
-                place = positions(base.uids, overlay.base_uids[rows])
-                live = (place >= 0) & overlay.alive[rows]
-                np.add.at(costs[base.id][:, 2], place[live], overlay.row_bytes[rows][live])
+class ExpiredUids:
+    """The uids of what expired in a lake that was copied into. StageFailed if the storage fails."""
 
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
-def _take_overlays(inventory: FileTable, masks: dict[str, np.ndarray]) -> None:
-    """Expire overlays together with their bases."""
-    for overlay in (file for file in inventory.files.values() if file.is_overlay):
-        for base, rows in _bases(inventory, overlay):
-            dying = base.uids[masks[base.id]]
-            if len(dying):
-                masks[overlay.id][rows] |= overlay.alive[rows] & np.isin(overlay.base_uids[rows], dying)
+    def begin(self) -> None:
+        """Begin to keep what expires in the lake."""
+        if not self._list():
+            self._write(np.zeros(0, "S16"))
 
+    def add(self, uids: np.ndarray) -> None:
+        """Add uids ("S16"), if the lake keeps them; under the lease of maintenance, before they expire."""
+        names = self._list()
+        if not names or not len(uids):
+            return
+        merged: list[str] = []
+        if len(names) >= _MOST_FILES:
+            found = {name: self._read(name) for name in names}
+            merged = [name for name, some in found.items() if len(some) < _MERGED_UIDS]
+            uids = np.concatenate([uids, *(found[name] for name in merged)])
+        self._write(np.unique(uids))
+        with explained(f"write '{self._storage.url(EXPIRED)}'"):
+            self._storage.remove(*(f"{EXPIRED}/{name}" for name in merged))
 
-def _bases(inventory: FileTable, overlay: File) -> list[tuple[File, np.ndarray]]:
-    """Return the files of an overlay's bases, each with the indices of the trajectories that derive from it."""
-    found = []
-    for id in dict.fromkeys(overlay.base_ids):
-        base = inventory.file_of(id)
-        if base is not None:
-            found.append((base, np.flatnonzero(overlay.base_ids == id)))
-    return found
+    def read(self) -> np.ndarray:
+        """Read the sorted uids (n,) "S16". IntegrityError for a damaged file."""
+        while True:
+            try:
+                found = [self._read(name) for name in self._list()]
+            except FileNotFoundError:  # merged meanwhile
+                continue
+            return np.unique(np.concatenate([np.zeros(0, "S16"), *found]))
 
+    def _list(self) -> list[str]:
+        with explained(f"read '{self._storage.url(EXPIRED)}'"):
+            names = self._storage.names(EXPIRED)
+        return sorted(name for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
 
-def _among(uids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    return positions(chosen, uids, np.arange(len(chosen))) >= 0
+    def _read(self, name: str) -> np.ndarray:
+        key = f"{EXPIRED}/{name}"
+        content = self._storage.read(key)
+        if len(content) % 16 != 4 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "little"):
+            raise IntegrityError(
+                f"'{self._storage.url(key)}' is damaged",
+                hint="restore it from a copy; or remove it, and what expired can be copied into the lake again",
+            )
+        return np.frombuffer(content[4:], "S16")
 
-
-def _count_left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
-    gone = {part.file.id: part.mask for part in plan.going}
-    trajectories, steps, size = 0, 0, 0.0
-    for id, file in inventory.files.items():
-        live = file.alive & ~gone[id] if id in gone else file.alive
-        size += float(file.row_bytes[live].sum())
-        if not file.is_overlay:
-            trajectories, steps = trajectories + int(live.sum()), steps + int(file.steps[live].sum())
-    return {"trajectories": trajectories, "steps": steps, "bytes": round(size)}
-
-
-def _reason(limits: RetentionLimits) -> str:
-    parts = [
-        f"{name} {value:g}"
-        for name in ("max_steps", "max_trajectories", "max_bytes", "max_age")
-        if (value := getattr(limits, name))
-    ]
-    return ", ".join([*parts, *([f"where {limits.where}"] if limits.where.strip() else [])])
-
-
-def keep_expired(storage: Storage) -> None:
-    """Begin to keep what expires in a lake. StageFailed if the storage fails."""
-    if not _names(storage):
-        _write(storage, np.zeros(0, "S16"))
-
-
-def add_expired(storage: Storage, uids: np.ndarray) -> None:
-    """Add uids ("S16") to what expired, if the lake keeps that; under the lease of maintenance, before they expire."""
-    names = _names(storage)
-    if not names or not len(uids):
-        return
-    merged: list[str] = []
-    if len(names) >= _MOST_FILES:
-        found = {name: _read(storage, name) for name in names}
-        merged = [name for name, some in found.items() if len(some) < _MERGED_UIDS]
-        uids = np.concatenate([uids, *(found[name] for name in merged)])
-    _write(storage, np.unique(uids))
-    with explained(f"write '{storage.url(EXPIRED)}'"):
-        storage.remove(*(f"{EXPIRED}/{name}" for name in merged))
-
-
-def read_expired(storage: Storage) -> np.ndarray:
-    """Read the sorted uids (n,) "S16" of what expired. IntegrityError for a damaged file."""
-    while True:
-        try:
-            found = [_read(storage, name) for name in _names(storage)]
-        except FileNotFoundError:  # merged meanwhile
-            continue
-        return np.unique(np.concatenate([np.zeros(0, "S16"), *found]))
-
-
-def _names(storage: Storage) -> list[str]:
-    with explained(f"read '{storage.url(EXPIRED)}'"):
-        return sorted(name for name in storage.names(EXPIRED) if name.endswith(_SUFFIX) and not name.startswith("."))
-
-
-def _read(storage: Storage, name: str) -> np.ndarray:
-    key = f"{EXPIRED}/{name}"
-    content = storage.read(key)
-    if len(content) % 16 != 4 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "little"):
-        raise IntegrityError(
-            f"'{storage.url(key)}' is damaged",
-            hint="restore it from a copy; or remove it, and what expired can be copied into the lake again",
-        )
-    return np.frombuffer(content[4:], "S16")
-
-
-def _write(storage: Storage, uids: np.ndarray) -> None:
-    name, content = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}{_SUFFIX}", uids.tobytes()
-    with explained(f"write '{storage.url(EXPIRED)}'"):
-        storage.write(f"{EXPIRED}/{name}", zlib.crc32(content).to_bytes(4, "little") + content)
+    def _write(self, uids: np.ndarray) -> None:
+        name, content = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}{_SUFFIX}", uids.tobytes()
+        with explained(f"write '{self._storage.url(EXPIRED)}'"):
+            self._storage.write(f"{EXPIRED}/{name}", zlib.crc32(content).to_bytes(4, "little") + content)

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.log import Held, lease
-from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, SegmentPart, is_wasteful, rewrite
-from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire_orphans, make_plan
-from pipelines.lake.maintenance.sweep import sweep
+from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, rewrite
+from pipelines.lake.maintenance.files import File, FileTable, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, expire_orphans, make_plan
 from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class RetentionThread:
 
     def _expire(self, held: Held) -> bool:
         """Expire what exceeds the limits; return whether anything did."""
-        if self._fullness() <= 1:
+        if self._measure_fullness() <= 1:
             return False
         protected = self._inventory.log.protected.values()
         if any(protection.is_whole for protection in protected):
@@ -141,20 +140,21 @@ class RetentionThread:
         kept = {id for protection in protected for id in protection.segments}
         gone = False
         for whole, above in ((True, 1.0), (False, _SLACK)):
-            if self._fullness() > above:
+            if self._measure_fullness() > above:
                 plan = make_plan(self._inventory, self.limits, kept=kept, now=time.time(), whole=whole)
                 held()
-                carry_out(self.lake, plan, reason="the lake was full")
+                plan.carry_out(self.lake, reason="the lake was full")
                 self._inventory.refresh()
                 gone = gone or bool(plan.going)
         return gone
 
-    def _fullness(self) -> float:
+    def _measure_fullness(self) -> float:
         """Compute the size of the lake as a fraction of its limit."""
         files = list(self._inventory.files.values())
         steps = sum(file.live_steps for file in files if not file.is_overlay)
         size = sum(file.live_bytes for file in files)
-        return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
+        allowed = ((steps, self.limits.max_steps), (size, self.limits.max_bytes))
+        return max(value / most if most else 0.0 for value, most in allowed)
 
     def _compact(self, held: Held) -> bool:
         """Merge small segments where there are many; return whether that was done."""
@@ -170,7 +170,7 @@ class RetentionThread:
         run = choose_ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
         if not run:
             return False
-        written = rewrite(self.lake, [SegmentPart(file.id, file.alive) for file in run], held, listener=self._listener)
+        written = rewrite(self.lake, {file.id: file.alive for file in run}, held, listener=self._listener)
         self._left_alone |= {file.id for file in run} - set(written.replaced if written is not None else ())
         self._inventory.refresh()
         return written is not None
@@ -184,7 +184,7 @@ def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -
     """
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
     for file in files:
-        if file.alive.any() and is_wasteful(file):
+        if file.alive.any() and file.is_wasteful:
             return [file]
         if file.alive.any() and file.bytes < small_bytes:
             kinds[file.kind].append(file)
@@ -200,7 +200,3 @@ def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -
         if count:
             return sorted(newest[:count], key=lambda file: file.id)
     return []
-
-
-def _ratio(value: float, allowed: int) -> float:
-    return value / allowed if allowed else 0.0

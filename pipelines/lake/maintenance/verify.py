@@ -17,9 +17,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,16 +39,15 @@ from pipelines.lake.folders import (
     blob_key,
     is_rewritten,
     list_all,
+    parse_segment_name,
     segment_key,
-    written_by,
 )
-from pipelines.lake.footer import FORMAT, Footer, hex_uids, metadata, read_footer
+from pipelines.lake.footer import FORMAT, Footer, encode, hex_uids, read_footer
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import Held, LakeLog, LogEntry, append, lease
-from pipelines.lake.maintenance.compaction import SegmentPart, rewrite
+from pipelines.lake.maintenance.compaction import rewrite
 from pipelines.lake.segment import SegmentFile, StagedFiles, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
-from pipelines.lake.storage import Storage
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -88,46 +86,174 @@ class VerifyReport:
     log: tuple[str, ...] = ()
 
 
+class Quarantine:
+    """The damaged segments of a lake: entries of its log, and what is kept of the segments under `quarantine/`."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake, self._storage = lake, lake.storage
+
+    def enter(self, id: str, damage: Mapping[str, Any] | None) -> None:
+        """Quarantine a segment, with what is known of its damage, or end that (None). Under the maintenance lease."""
+        about = {id: None if damage is None else dict(damage)}
+        append(self._storage, LogEntry(time=time.time(), reason="verified", quarantine=about))
+
+    def release(self, id: str) -> None:
+        """End the quarantine of a segment, under the maintenance lease. StageFailed if the storage fails."""
+        self.enter(id, None)
+        key = self._footer_key(id)
+        with explained(f"remove '{self._storage.url(key)}'"):
+            self._storage.remove(key)
+
+    def remember(self, id: str) -> None:
+        """Keep what the index knows of a segment whose footer cannot be read: the index will forget it, and repair
+        needs it.
+        """
+        known = catalog.SqlIndex(self._lake).recall_footer(id)
+        if known is None or self._storage.exists(self._footer_key(id)):
+            return
+        facts, table = known
+        header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
+        header |= {"format": FORMAT, "sequence": parse_segment_name(id)[1], "columns": dict.fromkeys(facts["columns"])}
+        # Which part came from which segment is not recorded.
+        header["replaces"] = {old: [0, table.num_rows] for old in facts["replaces"]}
+        self._storage.write(self._footer_key(id), json.dumps(encode(header, table)).encode())
+
+    def restore(self, id: str, held: Held) -> bool:
+        """Give a segment whose footer cannot be read the one that the index recorded; False if that is not possible.
+
+        The columns come first in the file and are read as a stream. If they are damaged too, the new footer does not
+        vouch for them, and the segment stays known as damaged.
+        """
+        storage, key = self._storage, segment_key(id)
+        try:
+            texts = json.loads(storage.read(self._footer_key(id)))
+            footer = footers.decode({name.encode(): text.encode() for name, text in texts.items()}, id)
+            header, table = dict(footer.header), footer.trajectories
+        except (IntegrityError, *UNREADABLE):
+            return False
+        columns = self._lake.schema(header["schema"]).columns
+        stored = [column for column in columns if column.name in header["columns"]]
+        plain = [column for column in stored if not column.is_blob]
+        try:
+            stream = pa.ipc.open_stream(pa.py_buffer(storage.read(key)).slice(_MAGIC))
+            batch = stream.read_next_batch()
+        except (*UNREADABLE, StopIteration):
+            return False
+        rows = int((table["length"].to_numpy() + 1).sum())
+        if not stream.schema.equals(arrow_schema(plain)) or batch.num_rows != rows:
+            return False
+        values = {c.name: c.as_stored(to_numpy(c, batch.column(place))) for place, c in enumerate(plain)}
+        crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in values.items()}
+
+        def write(crcs: Mapping[str, int | None]) -> StagedFiles:
+            texts = encode({**header, "columns": {column.name: crcs.get(column.name) for column in stored}}, table)
+            name = f"{REWRITTEN}.{secrets.token_hex(4)}"
+            return segments.stage_files(self._lake.local / "tmp", name, plain, values, lambda: texts)
+
+        draft = write(crcs)
+        try:
+            file = SegmentFile(draft.main, columns, wide=lambda: storage.fetch(blob_key(id)))
+            file.require_cover()
+            crcs |= {column.name: file.compute_checksum(column.name) for column in stored if column.is_blob}
+            is_sound = bool(file.check_trajectories().all())
+        except IntegrityError:
+            return False
+        finally:
+            draft.discard()
+        self._keep_copy(key)
+        held()
+        storage.publish(write(crcs if is_sound else {}).main, key)
+        storage.forget(key)
+        return True
+
+    def set_aside(self, id: str, held: Held) -> None:
+        """Move a segment's remaining files into quarantine."""
+        for key in (segment_key(id), blob_key(id)):
+            if self._storage.exists(key):
+                self._keep_copy(key)
+                held()
+                self._storage.remove(key)
+                self._storage.forget(key)
+
+    def _keep_copy(self, key: str) -> None:
+        """Copy a file into quarantine, unless it is there already: the first copy is the damaged one."""
+        to = f"{QUARANTINE}/{key.rpartition('/')[2]}"
+        if self._storage.exists(to):
+            return
+        with open_regular(self._storage.fetch(key)) as content:
+            staged = atomic.stage(
+                self._lake.local / "tmp", f"{REWRITTEN}.aside", lambda file: shutil.copyfileobj(content, file)
+            )
+        self._storage.publish(staged, to)
+
+    def _footer_key(self, id: str) -> str:
+        """Return the key of the footer that the index recorded for a segment."""
+        return f"{QUARANTINE}/{id.rpartition('/')[2]}.footer"
+
+
 def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     """Read every segment and compare checksums; mark the damaged ones. Damage is reported, not raised; InputMissing for
     segments of a newer format.
     """
-    known = catalog.recall_segments(lake)  # before segments are listed
-    log = LakeLog(lake.storage, lake.id, listener)
+    storage, quarantine = lake.storage, Quarantine(lake)
+    known = catalog.SqlIndex(lake).recall_segments()  # before segments are listed
+    log = LakeLog(storage, lake.id, listener)
     log.refresh()
-    ids = [id for id in list_all(lake.storage) if id not in log.whole]
+    ids = [id for id in list_all(storage) if id not in log.whole]
     corrupt, trajectories, size = [], 0, 0
     for done, id in enumerate(ids, 1):
         if done % _AHEAD == 1:
             # A copy on this host proves nothing about the original.
             keys = [key for each in ids[done - 1 : done - 1 + _AHEAD] for key in (segment_key(each), blob_key(each))]
             for key in keys:
-                lake.storage.forget(key)
-            lake.storage.prefetch(keys)
+                storage.forget(key)
+            storage.prefetch(keys)
         with contextlib.suppress(FileNotFoundError):  # it expired meanwhile
             uids, damage = _check(lake, id)
             if damage is not None:
                 corrupt.append(damage)
-                _mark_damaged(lake, damage, log, listener)
+                text = f"{damage.reason}; it is quarantined with its {len(damage.trajectories)} trajectories"
+                try:
+                    if not damage.damaged:  # otherwise its footer can be read
+                        with explained("keep what is known of it"):
+                            quarantine.remember(id)
+                    if id not in log.quarantined:
+                        with lease(lake):
+                            about = {name: value for name, value in asdict(damage).items() if name != "segment"}
+                            quarantine.enter(id, about)
+                except (AmagoError, ValueError) as error:  # ValueError: a foreign name that no entry can hold
+                    text = f"{damage.reason}; it cannot be quarantined: {error}"
+                listener(Notice(text=text, level="warning"))
             else:
                 if not log.is_superseded(id) and log.is_finished(id):
                     trajectories += int(log.select_unexpired(id, uids).sum())
-                size += stored_bytes(lake.storage, id)
+                size += stored_bytes(storage, id)
                 if id in log.quarantined:
-                    _release(lake, id, listener)
+                    try:
+                        with lease(lake):
+                            quarantine.release(id)
+                    except AmagoError as error:
+                        text = f"segment '{id}' is intact again, but its quarantine cannot be ended: {error}"
+                        listener(Notice(text=text, level="warning"))
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
+    foreign = [f"{ROOT}/{name}" for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT)))]
+    for folder in sorted(storage.folders(ROOT)):
+        names = set(storage.names(f"{ROOT}/{folder}"))
+        foreign += [
+            f"{ROOT}/{folder}/{name}"
+            for name in sorted(names)
+            if not name.endswith(".arrow")
+            or (name.endswith(".blob.arrow") and name.removesuffix(".blob.arrow") + ".arrow" not in names)
+        ]
+    logs = sorted(name for name in storage.names(QUARANTINE) if name.endswith(".wal"))
     return VerifyReport(
         segments_checked=len(ids),
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
         missing=_find_missing(lake, known, log),
-        logs=tuple(
-            lake.storage.url(f"{QUARANTINE}/{name}")
-            for name in sorted(lake.storage.names(QUARANTINE))
-            if name.endswith(".wal")
-        ),
-        foreign=tuple(_foreign(lake.storage)),
+        logs=tuple(storage.url(f"{QUARANTINE}/{name}") for name in logs),
+        foreign=tuple(map(storage.url, foreign)),
         log=log.problems,
     )
 
@@ -138,7 +264,7 @@ def _find_missing(lake: Lake, known: Mapping[str, int], log: LakeLog) -> dict[st
     """
     gone = known.keys() - set(list_all(lake.storage))
     log.refresh()  # again: an entry comes before its files go
-    if not gone or log.forgot_at >= catalog.read_index_time(lake):  # it no longer says which segments expired
+    if not gone or log.forgot_at >= catalog.SqlIndex(lake).read_time():  # it no longer says which segments expired
         return {}
     replaced: set[str] = set()
     for id in filter(is_rewritten, list_all(lake.storage)):
@@ -162,13 +288,13 @@ def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
         uids = footer.uids()
         file = _open(lake, id, footer)
     except IntegrityError as error:
-        known = tuple(hex_uids(uids)) or tuple(catalog.recall_uids(lake, id))
+        known = tuple(hex_uids(uids)) or tuple(catalog.SqlIndex(lake).recall_uids(id))
         return uids, _CorruptSegment(segment=id, reason=str(error), trajectories=known)
-    wrong = segments.wrong_columns(file)
+    wrong = file.list_damaged_columns()
     if not wrong:
         return uids, None
     reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-    damaged = tuple(hex_uids(uids[~segments.check_trajectories(file)]))
+    damaged = tuple(hex_uids(uids[~file.check_trajectories()]))
     return uids, _CorruptSegment(segment=id, reason=reason, trajectories=tuple(hex_uids(uids)), damaged=damaged)
 
 
@@ -181,78 +307,8 @@ def _open(lake: Lake, id: str, footer: Footer) -> SegmentFile:
             raise
         raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
     file = open_segment(lake.storage, id, columns)
-    segments.require_cover(file)
+    file.require_cover()
     return file
-
-
-def _mark_damaged(lake: Lake, found: _CorruptSegment, log: LakeLog, listener: Listener) -> None:
-    text = f"{found.reason}; it is quarantined with its {len(found.trajectories)} trajectories"
-    try:
-        if not found.damaged:  # otherwise its footer can be read
-            with explained("keep what is known of it"):
-                _remember(lake, found.segment)
-        if found.segment not in log.quarantined:
-            with lease(lake):
-                _enter(lake, found.segment, {name: value for name, value in asdict(found).items() if name != "segment"})
-    except (AmagoError, ValueError) as error:  # ValueError: a foreign name that no entry can hold
-        text = f"{found.reason}; it cannot be quarantined: {error}"
-    listener(Notice(text=text, level="warning"))
-
-
-def _release(lake: Lake, id: str, listener: Listener) -> None:
-    try:
-        with lease(lake):
-            release(lake, id)
-    except AmagoError as error:
-        text = f"segment '{id}' is intact again, but its quarantine cannot be ended: {error}"
-        listener(Notice(text=text, level="warning"))
-
-
-def _enter(lake: Lake, id: str, damage: Mapping[str, Any] | None) -> None:
-    """Quarantine a segment, with what is known of its damage, or end that (None). Under the maintenance lease."""
-    append(
-        lake.storage,
-        LogEntry(time=time.time(), reason="verified", quarantine={id: None if damage is None else dict(damage)}),
-    )
-
-
-def _remember(lake: Lake, id: str) -> None:
-    """Keep what the index knows of a segment whose footer cannot be read: the index will forget it, and repair needs
-    it.
-    """
-    known = catalog.recall_footer(lake, id)
-    if known is None or lake.storage.exists(_memory_key(id)):
-        return
-    facts, table = known
-    header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
-    whole = [0, table.num_rows]
-    header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
-    header["replaces"] = dict.fromkeys(facts["replaces"], whole)  # which part was which is not recorded
-    lake.storage.write(_memory_key(id), json.dumps(metadata(header, table)).encode())
-
-
-def release(lake: Lake, id: str) -> None:
-    """End the quarantine of a segment. StageFailed if the storage fails."""
-    _enter(lake, id, None)
-    with explained(f"remove '{lake.storage.url(_memory_key(id))}'"):
-        lake.storage.remove(_memory_key(id))
-
-
-def _memory_key(id: str) -> str:
-    """Return the key of the footer that the index recorded for a segment."""
-    return f"{QUARANTINE}/{id.rpartition('/')[2]}.footer"
-
-
-def _foreign(storage: Storage) -> Iterator[str]:
-    yield from (storage.url(f"{ROOT}/{name}") for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT))))
-    for folder in sorted(storage.folders(ROOT)):
-        names = set(storage.names(f"{ROOT}/{folder}"))
-        for name in sorted(names):
-            belongs = name.endswith(".arrow") and (
-                not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
-            )
-            if not belongs:
-                yield storage.url(f"{ROOT}/{folder}/{name}")
 
 
 _OURS = re.compile(r"[0-9a-f]{16}-.+-[0-9]{8}(\.ovl)?")
@@ -284,6 +340,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
     if not (report.corrupt or report.log):
         return RepairResult(segments={})
     made: dict[str, str | None] = {}
+    quarantine = Quarantine(lake)
     with lease(lake) as held, explained(f"repair '{lake.name}'"):
         lake.storage.create_folders()  # copying a lake loses empty folders
         log = LakeLog(lake.storage, lake.id, listener)
@@ -291,7 +348,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
         if log.problems:
             log.shorten(list_all(lake.storage))
             log.refresh()
-        live = _live(lake, listener)  # the segments that a damaged one was rewritten from may still exist
+        live = _read_live(lake, listener)  # the segments that a damaged one was rewritten from may still exist
         for found in report.corrupt:
             made[found.segment] = _repair(lake, found.segment, live, log, held, listener)
         known = {found.segment: found.trajectories for found in report.corrupt}
@@ -304,125 +361,43 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
                 continue
             # A rewritten segment stays quarantined: those that it was rewritten from count in its place.
             if not gone and id not in unknown and (made[id] is not None or id not in log.added):
-                release(lake, id)
+                quarantine.release(id)
             else:
                 damage = log.quarantined.get(id, {"trajectories": list(uids)})
-                _enter(lake, id, {**damage, "repaired": time.time(), "into": made[id], "lost": gone})
+                quarantine.enter(id, {**damage, "repaired": time.time(), "into": made[id], "lost": gone})
     return RepairResult(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
 
 
 def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, listener: Listener) -> str | None:
     """Return what became of a damaged segment. Its file is in quarantine afterwards, unless it was restored."""
     into: str | None = None
+    quarantine = Quarantine(lake)
     if not log.is_superseded(id) and _OURS.fullmatch(id.rpartition("/")[2]):
         try:
-            if _readable(lake, id) or _restore(lake, id, held):
+            readable = True
+            try:
+                _ = read_footer(lake.storage, id).trajectories
+            except IntegrityError:
+                readable = quarantine.restore(id, held)
+            if readable:
                 footer = read_footer(lake.storage, id)
                 file = _open(lake, id, footer)
-                keep = segments.check_trajectories(file)
-                if keep.all() and not segments.wrong_columns(file):
-                    release(lake, id)
+                keep = file.check_trajectories()
+                if keep.all() and not file.list_damaged_columns():
+                    quarantine.release(id)
                     return id
                 wanted = log.select_unexpired(id, footer.uids())
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
-                    written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)
+                    written = rewrite(lake, {id: keep & wanted}, held, listener=listener)
                     into = None if written is None else written.id
         except (FileNotFoundError, IntegrityError, InputMissing) as error:
             listener(Notice(text=f"no trajectory of segment '{id}' can be read: {error}", level="warning"))
-    _set_aside(lake, id, held)
+    quarantine.set_aside(id, held)
     return into
 
 
-def _readable(lake: Lake, id: str) -> bool:
-    try:
-        _ = read_footer(lake.storage, id).trajectories
-        return True
-    except IntegrityError:
-        return False
-
-
-def _restore(lake: Lake, id: str, held: Held) -> bool:
-    """Give a segment whose footer cannot be read the one that the index recorded; False if that is not possible.
-
-    The columns come first in the file and are read as a stream. If they are damaged too, the new footer does not vouch
-    for them, and the segment stays known as damaged.
-    """
-    memory = _memory(lake, id)
-    if memory is None:
-        return False
-    header, table = memory
-    columns = lake.schema(header["schema"]).columns
-    plain = [column for column in columns if column.name in header["columns"] and not column.is_blob]
-    wide = [column for column in columns if column.name in header["columns"] and column.is_blob]
-    rows = table["length"].to_numpy() + 1
-    try:
-        data = pa.py_buffer(lake.storage.read(segment_key(id)))
-        stream = pa.ipc.open_stream(data.slice(_MAGIC))
-        batch = stream.read_next_batch()
-    except (*UNREADABLE, StopIteration):
-        return False
-    if not stream.schema.equals(arrow_schema(plain)) or batch.num_rows != rows.sum():
-        return False
-    values = {column.name: to_numpy(column, batch.column(place)) for place, column in enumerate(plain)}
-    stored = {column.name: segments.as_stored(column, values[column.name]) for column in plain}
-    crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in stored.items()}
-    tmp, name = lake.local / "tmp", f"{REWRITTEN}.{secrets.token_hex(4)}"
-
-    def write(crcs: Mapping[str, int | None]) -> StagedFiles:
-        texts = footers.metadata({**header, "columns": crcs}, table)
-        return segments.stage_files(tmp, name, plain, stored, lambda: texts)
-
-    order = [column.name for column in columns if column.name in header["columns"]]
-    draft = write({name: crcs.get(name) for name in order})
-    try:
-        file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
-        segments.require_cover(file)
-        crcs |= {column.name: segments.column_checksum(file, column.name) for column in wide}
-        vouched = bool(segments.check_trajectories(file).all())
-    except IntegrityError:
-        return False
-    finally:
-        draft.discard()
-    _keep_copy(lake.storage, lake.local, segment_key(id), id, ".arrow")
-    held()
-    lake.storage.publish(write({name: crcs[name] if vouched else None for name in order}).main, segment_key(id))
-    lake.storage.forget(segment_key(id))
-    return True
-
-
-def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
-    """Return the header and trajectories of a segment as recorded when it was marked."""
-    try:
-        memory = json.loads(lake.storage.read(_memory_key(id)))
-        texts = {name.encode(): text.encode() for name, text in memory.items()}
-        footer = footers.decode(texts, id)
-        return dict(footer.header), footer.trajectories
-    except (IntegrityError, *UNREADABLE):
-        return None
-
-
-def _set_aside(lake: Lake, id: str, held: Held) -> None:
-    """Move a segment's remaining files into quarantine."""
-    for key, ending in ((segment_key(id), ".arrow"), (blob_key(id), ".blob.arrow")):
-        if lake.storage.exists(key):
-            _keep_copy(lake.storage, lake.local, key, id, ending)
-            held()
-            lake.storage.remove(key)
-            lake.storage.forget(key)
-
-
-def _keep_copy(storage: Storage, local: Path, key: str, id: str, ending: str) -> None:
-    """Copy a file into quarantine, unless it is there already: the first copy is the damaged one."""
-    to = f"{QUARANTINE}/{id.rpartition('/')[2]}{ending}"
-    if storage.exists(to):
-        return
-    with open_regular(storage.fetch(key)) as content:
-        staged = atomic.stage(local / "tmp", f"{REWRITTEN}.aside", lambda file: shutil.copyfileobj(content, file))
-    storage.publish(staged, to)
-
-
-def _live(lake: Lake, listener: Listener) -> set[str]:
+def _read_live(lake: Lake, listener: Listener) -> set[str]:
     live = LiveTable(lake, listener)
     live.refresh()
     return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
@@ -430,7 +405,7 @@ def _live(lake: Lake, listener: Listener) -> set[str]:
 
 def _find_lost(lake: Lake, uids: Sequence[str], log: LakeLog, listener: Listener) -> tuple[list[str], list[str]]:
     """Return those of `uids` that are neither live nor expired, and the uids derived from them."""
-    live = _live(lake, listener)
+    live = _read_live(lake, listener)
     expired = {uid for dead in log.dead.values() for uid in hex_uids(dead)}
     lost = [uid for uid in dict.fromkeys(uids) if uid not in live and uid not in expired]
     gone, orphans = set(lost), []

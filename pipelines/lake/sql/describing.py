@@ -8,15 +8,14 @@ under different ids: merged or mixed, it counts twice.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config.policy_files import list_checkpoints
-from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
@@ -32,13 +31,7 @@ if TYPE_CHECKING:
 MOST = 100  # listed tasks and policies, those with the most trajectories first
 _SIZES = ((1 << 20, "below 1 MiB"), (16 << 20, "1 to 16 MiB"), (64 << 20, "16 to 64 MiB"), (256 << 20, "64 to 256 MiB"))
 
-_COUNTS = """
-select (select count(*) from trajectories) as trajectories,
-       (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
-       (select count(*) from episodes where complete and base_uid is null) as episodes,
-       (select count(*) from trajectories where base_uid is not null) as overlays,
-       (select count(*) from segments) as segments,
-       (select coalesce(sum(bytes), 0)::bigint from segments) as bytes,
+_COUNTS = f"""{catalog.TOTALS}
        (select coalesce(sum(expired), 0)::bigint from segments) as expired_trajectories,
        (select count(*) from (select distinct env, task from trajectories)) as task_count
 """
@@ -80,7 +73,7 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
     `columns`, `stored`, `segment_sizes` and `protections`, lists of rows (dictionaries with the same keys).
     """
     now = time.time()
-    with catalog.reading(lake, listener) as connection:
+    with catalog.open_index(lake, listener) as connection:
 
         def ask(text: str) -> list[dict[str, Any]]:
             names, rows = sql.answer(connection, lake, text, listener=listener)
@@ -91,6 +84,28 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         stored = ask(_STORED)
         sizes = [row["bytes"] for row in ask(_BY_SIZE)]
     recorded, log = collectors.read_all(lake), read_log(lake.storage)
+    for row in filling:
+        record = recorded.get(row["collector"], {})
+        place, processes = record.get("run"), record.get("processes") or [{}]
+        row["seconds_since_commit"] = None if row["last_commit"] is None else max(0.0, now - row["last_commit"])
+        row["run"] = place["path"] if place else None
+        row |= {name: processes[-1].get(name) for name in ("host", "pid")}
+        row["processes"] = len(record.get("processes", []))
+    for row in policies:
+        origin = recorded.get(row.pop("collector"), {}).get("policies", {}).get(row["policy_id"])
+        newest = None
+        for places in ((origin,), (None, lake.run)):
+            with contextlib.suppress(AmagoError):  # a damaged record of a run: unknown
+                if (run := collectors.find_run(row["policy_id"], *places)) is not None:
+                    newest = max(list_checkpoints(run.checkpoints), default=None)
+                    break
+        row["newest_checkpoint"] = newest
+        row["lag"] = None if newest is None or row["newest_version"] < 0 else newest - row["newest_version"]
+    by_size, low = [], 0
+    for high, name in (*_SIZES, (1 << 63, "256 MiB and more")):
+        inside = [size for size in sizes if low <= size < high]
+        by_size.append({"size": name, "segments": len(inside), "bytes": sum(inside)})
+        low = high
     for row in stored:
         row["bytes_per_step"] = row["bytes"] / row["rows"] if row["rows"] else None
     steps = [row for row in stored if row["kind"] == "steps"]
@@ -107,77 +122,30 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         "protected": any(protection.is_whole for protection in log.protected.values()),
         "tasks": tasks,
         "sources": sources,
-        "collectors": [_collector(row, recorded.get(row["collector"], {}), now) for row in filling],
-        "policies": [_policy(row, recorded.get(row.pop("collector"), {}), lake) for row in policies],
-        "columns": _columns(lake, stored),
+        "collectors": filling,
+        "policies": policies,
+        "columns": _describe_columns(lake, steps),
         "stored": stored,
-        "segment_sizes": _by_size(sizes),
+        "segment_sizes": by_size,
         "protections": [{"name": p.name, "time": p.time, "segments": len(p.segments)} for p in log.protected.values()],
     }
 
 
-def _collector(row: Mapping[str, Any], record: Mapping[str, Any], now: float) -> dict[str, Any]:
-    run, processes = record.get("run"), record.get("processes") or [{}]
-    return {
-        **row,
-        "seconds_since_commit": None if row["last_commit"] is None else max(0.0, now - row["last_commit"]),
-        "run": run["path"] if run else None,
-        "host": processes[-1].get("host"),
-        "pid": processes[-1].get("pid"),
-        "processes": len(record.get("processes", [])),
-    }
-
-
-def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> dict[str, Any]:
-    """Add `newest_checkpoint` of the policy's run, and by how many updates the acting policy lags behind."""
-    recorded = record.get("policies", {}).get(row["policy_id"])
-    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
-    newest = None
-    for place in (*places, *([lake.run] if lake.run else [])):
-        run = RunDirectory(place)
-        try:
-            if run.exists() and run.identity == row["policy_id"]:
-                newest = max(list_checkpoints(run.checkpoints), default=None)
-                break
-        except AmagoError:  # a damaged record: unknown
-            continue
-    lag = None if newest is None or row["newest_version"] < 0 else newest - row["newest_version"]
-    return {**row, "newest_checkpoint": newest, "lag": lag}
-
-
-def _columns(lake: Lake, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _describe_columns(lake: Lake, stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """List the columns of every schema with their bytes a step: in memory, and as stored (for wide columns, which are
     compressed, their share of what the segments take beyond the plain ones).
     """
     found = []
     for schema_id, schema in lake.schemas().items():
-        row = next((row for row in stored if row["schema"] == schema_id and row["kind"] == "steps"), None)
-        plain = sum(column.step_bytes for column in schema.columns if not column.is_blob)
+        row = next((row for row in stored if row["schema"] == schema_id), None)
         wide = sum(column.step_bytes for column in schema.columns if column.is_blob)
+        plain = schema.step_bytes - wide
         beyond = max(0.0, row["bytes_per_step"] - plain) if row and row["rows"] else None
         for column in schema.columns:
             share = None if beyond is None else beyond * column.step_bytes / max(wide, 1)
-            found.append(
-                {
-                    "schema": schema_id,
-                    "column": column.name,
-                    "dtype": column.dtype,
-                    "shape": list(column.shape),
-                    "role": column.role,
-                    "bytes": column.step_bytes,
-                    "stored_bytes": share if column.is_blob else float(column.step_bytes),
-                }
-            )
-    return found
-
-
-def _by_size(sizes: list[int]) -> list[dict[str, Any]]:
-    """Count segments and their bytes by size."""
-    found, low = [], 0
-    for high, name in (*_SIZES, (1 << 63, "256 MiB and more")):
-        inside = [size for size in sizes if low <= size < high]
-        found.append({"size": name, "segments": len(inside), "bytes": sum(inside)})
-        low = high
+            about = {"column": column.name, "dtype": column.dtype, "shape": list(column.shape), "role": column.role}
+            stored_bytes = share if column.is_blob else float(column.step_bytes)
+            found.append({"schema": schema_id, **about, "bytes": column.step_bytes, "stored_bytes": stored_bytes})
     return found
 
 
@@ -221,13 +189,7 @@ def find_duplicates(lakes: Sequence[Lake]) -> list[DuplicateExperience]:
             for other in range(place):
                 shared = (contents[place] & contents[other]).total()
                 if shared:
-                    names = (
-                        _format_collector(members[other][0], members[other][1], lakes),
-                        _format_collector(lake, name, lakes),
-                    )
+                    where = [f" in '{each.name}'" if len(lakes) > 1 else "" for each in (members[other][0], lake)]
+                    names = f"'{members[other][1]}'{where[0]}", f"'{name}'{where[1]}"
                     found.append(DuplicateExperience(shared, *names, seed))
     return found
-
-
-def _format_collector(lake: Lake, collector: str, lakes: Sequence[Lake]) -> str:
-    return f"'{collector}'" if len(lakes) == 1 else f"'{collector}' in '{lake.name}'"

@@ -15,7 +15,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.sql.selection import UsersText, expect_predicate, has_pieces, rows_of, running
+from pipelines.lake.sql.selection import UsersText, expect, has_pieces, rows_of, run_query
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -126,16 +126,16 @@ def page(
     connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
     """Query the fields of a `TrajectoryPage`. Runs in the helper process."""
-    matching, _ = _matching(connection, lake, where)
+    matching, _ = _select_from(connection, lake, where)
     start, beyond = 0, ""
     if anchor:
-        every, _ = _matching(connection, lake, "")
+        every, _ = _select_from(connection, lake, "")
         found = connection.execute(f'select "{order}" from {"".join(every)} where uid = ?', [anchor]).fetchall()
         if found:  # otherwise it expired: begin at the first page
-            beyond = _beyond(order, found[0][0], anchor, descending=descending, backwards=backwards)
-            with running(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
+            beyond = _build_condition(order, found[0][0], anchor, descending=descending, backwards=backwards)
+            with run_query(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
                 ((others,),) = counted.fetchall()
-            with running(connection, lake, ["select count(*) from ", *matching]) as counted:
+            with run_query(connection, lake, ["select count(*) from ", *matching]) as counted:
                 ((total,),) = counted.fetchall()
             start = max(others - most, 0) if backwards else total - others
     backwards = backwards and bool(beyond)
@@ -147,7 +147,7 @@ def page(
         f' where {beyond or "true"} order by "{order}" {direction} nulls {nulls}, uid {tie} limit {most + 1}) as shown',
         f' order by shown."{order}" {direction} nulls {nulls}, shown.uid {tie}',
     ]
-    with running(connection, lake, query) as result:
+    with run_query(connection, lake, query) as result:
         names, rows = [column[0] for column in result.description], result.fetchall()
     others_follow = len(rows) > most
     rows = rows[:most]
@@ -159,21 +159,21 @@ def page(
 
 def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
     """Summarise those that match. Runs in the helper process."""
-    matching, complete = _matching(connection, lake, where)
+    matching, complete = _select_from(connection, lake, where)
     text = (
         f"select count(*) as trajectories, count(*) filter ({complete}) as episodes,"
         " coalesce(sum(length), 0)::bigint as steps,"
         f' avg("return") filter ({complete} and isfinite("return")) as return_mean,'
         f" avg(success::int) filter ({complete}) as success_mean from "
     )
-    with running(connection, lake, [text, *matching]) as result:
+    with run_query(connection, lake, [text, *matching]) as result:
         names = [column[0] for column in result.description]
         return dict(zip(names, result.fetchall()[0], strict=True))
 
 
 def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
     """Bin the returns of those that match. Runs in the helper process."""
-    matching, complete = _matching(connection, lake, where)
+    matching, complete = _select_from(connection, lake, where)
     query = [
         f'with shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
         *matching,
@@ -184,17 +184,17 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
         f" case when edges.high > edges.low then least(floor({bins} * (x - edges.low) / (edges.high - edges.low)),"
         f" {bins - 1}) else 0 end as bin from shown, edges) as binned group by bin order by bin",
     ]
-    with running(connection, lake, query) as result:
+    with run_query(connection, lake, query) as result:
         names = [column[0] for column in result.description]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
+def _select_from(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     """Return the parts of a query's FROM clause for the trajectories that match a user's predicate, and the condition
     for complete episodes among them. Episodes are joined only if the lake has pieces: that costs a scan."""
     rows = f"{rows_of(connection)} as trajectories"
     if where.strip():
-        expect_predicate(connection, lake, where, [rows])
+        expect(connection, lake, where, "predicate", [rows])
     if not has_pieces(connection):
         if not where.strip():
             return ["trajectories"], "true"
@@ -205,23 +205,18 @@ def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     return [f"({_JOINED}", *among, ") as trajectories"], "complete"
 
 
-def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
+def _build_condition(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
     """Build the condition for rows after a row in the order, or before it."""
     column, sign = f'"{order}"', "<" if backwards else ">"
     if value is None:
         same = f"({column} is null and uid {sign} '{uid}')"
         return f"({column} is not null or {same})" if backwards else same
-    literal = _literal(value)
+    if isinstance(value, str):
+        literal = "'" + value.replace("'", "''") + "'"
+    elif isinstance(value, float):
+        literal = f"'{value!r}'::double" if math.isfinite(value) else f"'{value}'::double"
+    else:
+        literal = str(value).lower() if isinstance(value, bool) else str(int(value))
     further = ">" if descending == backwards else "<"
     beyond = f"{column} {further} {literal} or ({column} = {literal} and uid {sign} '{uid}')"
     return f"({beyond})" if backwards else f"({beyond} or {column} is null)"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"'{value!r}'::double" if math.isfinite(value) else f"'{value}'::double"
-    return str(int(value))

@@ -107,7 +107,7 @@ def ask(
         listener(Waiting(what="another SQL query"))
     try:
         for is_last in (False, True):
-            helper = _running()
+            helper = _get_helper()
             try:
                 return helper.ask(request, limits, listener)
             except EOFError:  # it exited while it was idle, e.g. for lack of memory on the host
@@ -195,7 +195,7 @@ _lock = threading.Lock()
 _helper: _Helper | None = None
 
 
-def _running() -> _Helper:
+def _get_helper() -> _Helper:
     """Return the helper of this process, a new one if variables have changed (keys of an object store, the cache)."""
     global _helper
     if _helper is not None and _helper.environment != os.environ:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -75,24 +74,39 @@ def choose(
     conditions = ["base_uid is null"] if originals else []
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
-    start, end = (
-        f"(select * from {rows_of(connection)} as trajectories where " + (" and ".join(conditions) or "true"),
-        ") as trajectories",
-    )
+    start = f"(select * from {rows_of(connection)} as trajectories where " + (" and ".join(conditions) or "true")
+    end = ") as trajectories"
     rows, value = [start, end], ["1.0"]
     if where.strip():
-        expect_predicate(connection, lake, where, rows)
+        expect(connection, lake, where, "predicate", rows)
         rows = [start, " and (\n", UsersText(where), "\n)", end]
     if weight.strip():
-        _expect(connection, lake, weight, _WEIGHT, rows)
+        expect(connection, lake, weight, "weight", rows)
         value = ["(\n", UsersText(weight), "\n)"]
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
-    with running(connection, lake, query) as found:
-        uids, weights, missing = _fetch(found.to_arrow_reader(65_536))
+    parts, missing = [(np.zeros(0, "S16"), np.zeros(0))], 0
+    with run_query(connection, lake, query) as found:
+        for batch in sql.read_batches(found.to_arrow_reader(65_536)):
+            values = batch.column(1)
+            missing += values.null_count
+            raw = uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))]))
+            parts.append((raw.copy(), values.fill_null(0.0).to_numpy().copy()))  # a view would keep the whole batch
+    uids, weights = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.argsort(uids)
-    uids = uids[order]
-    weights = weights[order]
-    _check(uids, weights, missing)
+    uids, weights = uids[order], weights[order]
+    bad = {
+        "NULL": missing,
+        "NaN": int(np.isnan(weights).sum()),
+        "infinite": int(np.isinf(weights).sum()),
+        "negative": int((weights < 0).sum()),
+    }
+    if any(bad.values()):
+        raise UsageError(
+            f"SQL: of {len(weights)} weights {', '.join(f'{count} {what}' for what, count in bad.items() if count)}",
+            hint="give every trajectory a number of 0 or more, e.g. coalesce(X, 0) or greatest(X, 0)",
+        )
+    if len(uids) and (uids[1:] == uids[:-1]).any():
+        raise UsageError("SQL: the weight has several values per trajectory", hint="it must be one value per row")
     return uids, weights
 
 
@@ -106,22 +120,11 @@ def has_pieces(connection: Any) -> bool:
     return bool(connection.execute("select 1 from bookkeeping.rows where live and episode <> '' limit 1").fetchall())
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """The required type of an expression: `types` are prefixes of SQL's type names."""
-
-    name: str
-    types: tuple[str, ...]
-    hint: str
-
-
-_UNSIGNED = ("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT")
-_PREDICATE = _Kind("predicate", ("BOOLEAN",), "compare it with something, e.g. length > 10")
-_WEIGHT = _Kind(
-    "weight",
-    ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", *_UNSIGNED),
-    "make it a number, e.g. success::int",
-)
+# The required type of an expression, as prefixes of the names of SQL's types, and a hint.
+_KINDS = {
+    "predicate": (("BOOLEAN",), "compare it with something, e.g. length > 10"),
+    "weight": (tuple(name for name in sql.NUMBERS if name != "BOOLEAN"), "make it a number, e.g. success::int"),
+}
 
 
 class UsersText(str):
@@ -129,7 +132,7 @@ class UsersText(str):
 
 
 @contextlib.contextmanager
-def running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
+def run_query(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
     """Run the query made of the parts; errors point into the user's text."""
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
@@ -137,7 +140,7 @@ def running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
             begins[line] = str(part)
         line += part.count("\n")
     try:
-        with sql.in_users_words(begins):
+        with sql.explain_errors(begins):
             sql.offer(connection, lake, query)
             yield connection.execute(query)
     except UsageError as error:
@@ -149,46 +152,14 @@ def running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
         raise
 
 
-def expect_predicate(connection: Any, lake: Lake, text: str, rows: list[str]) -> None:
-    """Raise UsageError unless the text is one predicate over `rows`."""
-    _expect(connection, lake, text, _PREDICATE, rows)
-
-
-def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]) -> None:
-    """Raise UsageError unless the text is one expression of the right type in `rows`."""
+def expect(connection: Any, lake: Lake, text: str, kind: str, rows: list[str]) -> None:
+    """Raise UsageError unless the text is one expression in `rows`, of the type of a "predicate" or a "weight"."""
+    types, hint = _KINDS[kind]
     sql.check_expression(connection, text)
-    with running(connection, lake, ["select (\n", UsersText(text), "\n) from ", *rows, " limit 0"]) as found:
+    with run_query(connection, lake, ["select (\n", UsersText(text), "\n) from ", *rows, " limit 0"]) as found:
         given = str(found.description[0][1])
-    if not given.startswith(kind.types) or given.endswith("]"):
-        raise UsageError(f"SQL: '{text.strip()}' is not a {kind.name}: its type is {given}", hint=kind.hint)
-
-
-def _fetch(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read uids, weights (NULL: 0) and the number of NULLs."""
-    uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
-    for batch in sql.batches(reader):
-        values = batch.column(1)
-        missing += values.null_count
-        weights.append(values.fill_null(0.0).to_numpy().copy())  # a view would keep the whole batch
-        uids.append(uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))])).copy())
-    return np.concatenate(uids), np.concatenate(weights), missing
-
-
-def _check(uids: np.ndarray, weights: np.ndarray, missing: int) -> None:
-    bad = {
-        "NULL": missing,
-        "NaN": int(np.isnan(weights).sum()),
-        "infinite": int(np.isinf(weights).sum()),
-        "negative": int((weights < 0).sum()),
-    }
-    found = [f"{count} {what}" for what, count in bad.items() if count]
-    if found:
-        raise UsageError(
-            f"SQL: of {len(weights)} weights {', '.join(found)}",
-            hint="give every trajectory a number of 0 or more, e.g. coalesce(X, 0) or greatest(X, 0)",
-        )
-    if len(uids) and (uids[1:] == uids[:-1]).any():
-        raise UsageError("SQL: the weight has several values per trajectory", hint="it must be one value per row")
+    if not given.startswith(types) or given.endswith("]"):
+        raise UsageError(f"SQL: '{text.strip()}' is not a {kind}: its type is {given}", hint=hint)
 
 
 def tasks(lake: Lake, where: str, *, env: str, listener: Listener = silent) -> list[str]:
@@ -196,7 +167,7 @@ def tasks(lake: Lake, where: str, *, env: str, listener: Listener = silent) -> l
     order. UsageError as in `select`.
     """
     chosen = select(lake, where, listener=listener)
-    with catalog.reading(lake, listener) as connection:
+    with catalog.open_index(lake, listener) as connection:
         connection.register("chosen", pa.table({"uid": pa.array(hex_uids(chosen.uids), pa.string())}))
         text = "select distinct task from trajectories semi join chosen using (uid) where env = ? order by task"
         return [task for (task,) in connection.execute(text, [env]).fetchall()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,15 @@ class RowTable:
     columns: Mapping[str, str]
     rows: Sequence[Mapping[str, Any]]
 
+    def to_arrow(self, found: ParsedQuery | None, limits: QueryLimits) -> pa.Table:
+        """Convert the rows to a table for a query."""
+        import pyarrow as pa
+
+        from pipelines.lake.arrow import table_of_objects
+
+        types = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
+        return table_of_objects(self.rows, {name: types[kind] for name, kind in self.columns.items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogTable:
@@ -45,6 +53,37 @@ class LogTable:
 
     files: Sequence[tuple[str, str]]
     columns: Sequence[str]
+
+    def to_arrow(self, found: ParsedQuery | None, limits: QueryLimits) -> pa.Table:
+        """Read the lines that have an update, with the columns that the query may use (None: all)."""
+        import duckdb
+        import pyarrow as pa
+
+        from pipelines.lake.sql import query as sql
+
+        known = {name.lower(): name for name in self.columns if name.lower() not in _OWN}
+        names = [
+            "update",
+            *(name for key, name in known.items() if found is None or found.stars or key in found.columns),
+        ]
+        regular = {path: run for run, path in self.files if os.path.isfile(path)}
+        if not regular:
+            fields = [("run", pa.string()), ("stage", pa.string()), *((name, pa.float64()) for name in names)]
+            return pa.schema(fields).empty_table()
+        with contextlib.closing(duckdb.connect(":memory:", config={"threads": 2})) as connection:
+            connection.execute(f"set memory_limit = '{limits.megabytes // 2}MB'")
+            connection.register("runs", pa.table({"path": list(regular), "run": list(regular.values())}))
+            literals = [("stage", "VARCHAR"), *((name.replace("'", "''"), "DOUBLE") for name in names)]
+            columns = ", ".join(f"'{name}': '{kind}'" for name, kind in literals)
+            identifiers = ["stage", *(name.replace('"', '""') for name in names)]
+            shown = ", ".join(f'read_ndjson."{name}"' for name in identifiers)
+            with sql.enforce_limits(connection, limits):
+                return connection.execute(
+                    f"select runs.run, {shown} from read_ndjson(?, columns={{{columns}}}, ignore_errors=true,"
+                    f" filename=true, maximum_object_size={_LONGEST_LINE})"
+                    ' join runs on filename = runs.path where "update" is not null',
+                    [list(regular)],
+                ).to_arrow_table()
 
 
 Tables = Mapping[str, RowTable | LogTable]
@@ -61,10 +100,10 @@ def query(
     return found
 
 
-def matching(name: str, table: RowTable, text: str, *, listener: Listener = silent) -> list[int]:
+def select_rows(name: str, table: RowTable, text: str, *, listener: Listener = silent) -> list[int]:
     """Return the places of the rows for which a user's SQL expression holds. UsageError, with the place in the text."""
     found: list[int] = sandbox.ask(
-        places, {"name": name, "table": table, "text": text}, QueryLimits(), opening=_open, listener=listener
+        find_places, {"name": name, "table": table, "text": text}, QueryLimits(), opening=_open, listener=listener
     )
     return found
 
@@ -75,19 +114,19 @@ def answer(
     """Return the column names and rows of one SELECT. Runs in the helper process."""
     from pipelines.lake.sql import query as sql
 
-    with sql.in_users_words({1: text}):
+    with sql.explain_errors({1: text}):
         found = sql.parse_query(connection, text)
     if found is None:
         raise UsageError("SQL: one SELECT is expected")
     for name, each in tables.items():
         if name in found.tables or found.lists:
-            connection.register(name, _arrow(each, found, limits))
-    with sql.in_users_words({1: text}):
+            connection.register(name, each.to_arrow(found, limits))
+    with sql.explain_errors({1: text}):
         result = connection.execute(text)
         return [column[0] for column in result.description or []], result.fetchall()
 
 
-def places(
+def find_places(
     connection: duckdb.DuckDBPyConnection, limits: QueryLimits, name: str, table: RowTable, text: str
 ) -> list[int]:
     """Return the places of the rows for which an expression holds. Runs in the helper process."""
@@ -95,8 +134,8 @@ def places(
 
     numbered = RowTable(columns=table.columns, rows=[{**row, _PLACE: place} for place, row in enumerate(table.rows)])
     sql.check_expression(connection, text)
-    connection.register(name, _arrow(numbered, None, limits))
-    with sql.in_users_words({2: text}):
+    connection.register(name, numbered.to_arrow(None, limits))
+    with sql.explain_errors({2: text}):
         found = connection.execute(f'select "{_PLACE}", (\n{text}\n) from {name}')
         assert found.description is not None
         if str(found.description[1][1]) != "BOOLEAN":
@@ -116,53 +155,5 @@ def _open(limits: QueryLimits, listener: Listener) -> Iterator[Opened]:
 
     with contextlib.closing(duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 2})) as connection:
         sql.lock_down(connection, limits.megabytes // 2)
-        with sql.within(connection, limits):
+        with sql.enforce_limits(connection, limits):
             yield Opened((connection, limits))
-
-
-def _arrow(given: RowTable | LogTable, found: ParsedQuery | None, limits: QueryLimits) -> pa.Table:
-    import pyarrow as pa
-
-    from pipelines.lake.arrow import table_of_objects
-
-    if isinstance(given, RowTable):
-        types = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
-        return table_of_objects(given.rows, {name: types[kind] for name, kind in given.columns.items()})
-    known = {name.lower(): name for name in given.columns if name.lower() not in _OWN}
-    names = [name for key, name in known.items() if found is None or found.stars or key in found.columns]
-    return _lines(given.files, names, limits)
-
-
-def _lines(files: Sequence[tuple[str, str]], names: Sequence[str], limits: QueryLimits) -> pa.Table:
-    """Return the lines of the logs that have an update, with the columns `names`."""
-    import duckdb
-    import pyarrow as pa
-
-    from pipelines.lake.sql import query as sql
-
-    regular = {path: run for run, path in files if _is_regular(path)}
-    wanted = [("stage", "VARCHAR"), *((name, "DOUBLE") for name in ("update", *names))]
-    if not regular:
-        fields = [("run", pa.string()), ("stage", pa.string()), *((name, pa.float64()) for name, _ in wanted[1:])]
-        return pa.schema(fields).empty_table()
-    with contextlib.closing(duckdb.connect(":memory:", config={"threads": 2})) as connection:
-        connection.execute(f"set memory_limit = '{limits.megabytes // 2}MB'")
-        connection.register("runs", pa.table({"path": list(regular), "run": list(regular.values())}))
-        literals = [(name.replace("'", "''"), kind) for name, kind in wanted]
-        columns = ", ".join(f"'{name}': '{kind}'" for name, kind in literals)
-        identifiers = [name.replace('"', '""') for name, _ in wanted]
-        shown = ", ".join(f'read_ndjson."{name}"' for name in identifiers)
-        with sql.within(connection, limits):
-            return connection.execute(
-                f"select runs.run, {shown} from read_ndjson(?, columns={{{columns}}}, ignore_errors=true,"
-                f" filename=true, maximum_object_size={_LONGEST_LINE})"
-                ' join runs on filename = runs.path where "update" is not null',
-                [list(regular)],
-            ).to_arrow_table()
-
-
-def _is_regular(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False

@@ -145,7 +145,7 @@ def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: in
         "columns": {name: segment.checksum(array) for name, array in values.items()},
     }
     tmp = lake.path / "tmp"
-    staged = segment.stage_files(tmp, "bench", schema.columns, values, lambda: footer.metadata(header, table))
+    staged = segment.stage_files(tmp, "bench", schema.columns, values, lambda: footer.encode(header, table))
     id = f"{hour}/{number:016x}-{writer}-{number:08d}"
     lake.storage.publish(staged.main, segment_key(id))
     return id

@@ -257,8 +257,8 @@ def overlay(folder: Path, count: int) -> Section:
     reader = Reader(data.lake)
     reader.refresh()
     with OverlayWriter(data.lake, PLAIN, ["reward"], name="bench") as writer:
-        for segment in reader.originals():
-            portion = reader.portion(segment.number, segment.uids)
+        for segment in reader.list_originals():
+            portion = reader.read_portion(segment.number, segment.uids)
             assert portion is not None
             n, reward = len(portion), rng.standard_normal(int(portion.rows.sum())).astype(np.float32)
             batch = OverlayBatch(

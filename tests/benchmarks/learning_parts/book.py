@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
-from pipelines.runs.evaluations import mode_name
+from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.summary import groups
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 
@@ -55,16 +55,16 @@ def section(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> st
 
 def _row(group: Mapping[str, Any], task: Task) -> list[str]:
     scores = np.array(group["scores"])
-    low, high = stratified_ci([scores])
+    low, high = bootstrap_ci_of_iqm([scores])
     name = group["task"] + ("" if group["variant"] == "default" else f", {group['variant']}")
     published = "" if task.published is None else f"{task.published:g} ({task.source})"
     return [
         name,
-        f"{iqm(scores):.3g}",
+        f"{compute_iqm(scores):.3g}",
         f"{low:.3g} to {high:.3g}",
         f"{scores.min():.3g}",
-        mode_name(group["greedy"]),
-        f"{iqm(np.array(group['other_scores'])):.3g}" if group["other_scores"] else "",
+        name_mode(group["greedy"]),
+        f"{compute_iqm(np.array(group['other_scores'])):.3g}" if group["other_scores"] else "",
         ranges(group["seeds"]),
         f"{group['env_steps']:,.0f}",
         f"{group['replay_ratio']:.1f}",

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.report.charts import LIGHT, Lines, Series, add_title
-from pipelines.report.plots import draw
+from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
+from pipelines.report.charts import LIGHT, Lines, Series, add_title, draw
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import load_tasks
 
@@ -47,9 +46,9 @@ def band(found: list[Curve], axis: int, name: str) -> Series:
     """Compute the interquartile mean and its interval where all seeds have a curve, interpolated linearly."""
     x = np.linspace(max(c[0, axis] for c in found), min(c[-1, axis] for c in found), _PLACES)
     at = np.stack([np.interp(x, curve[:, axis], curve[:, 2]) for curve in found])
-    bounds = [stratified_ci([column]) for column in at.T]
+    bounds = [bootstrap_ci_of_iqm([column]) for column in at.T]
     low, high = zip(*bounds, strict=True)
-    return Series(name=name, values=[iqm(column) for column in at.T], low=low, high=high, x=x.tolist())
+    return Series(name=name, values=[compute_iqm(column) for column in at.T], low=low, high=high, x=x.tolist())
 
 
 def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.runs.evaluations import mode_name
+from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
+from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 
@@ -46,18 +46,18 @@ def table(path: Path, *, where: str = "true", metric: str = "") -> str:
 
 def _row(group: Mapping[str, Any]) -> list[str]:
     scores = np.array(group["scores"])
-    low, high = stratified_ci([scores])
+    low, high = bootstrap_ci_of_iqm([scores])
     attempts = [values for values in group["attempts"] if values]
     limit = f" ({group['cpu_limit']:g} s)" if group["cpu_limit"] else ""
     return [
         group["task"],
         group["variant"] + limit,
         ",".join(map(str, group["seeds"])),
-        mode_name(group["greedy"]),
-        f"{iqm(scores):.3f}",
+        name_mode(group["greedy"]),
+        f"{compute_iqm(scores):.3f}",
         f"{low:.2f}-{high:.2f}" if low >= 0 else f"{low:.2f}..{high:.2f}",
         f"{scores.min():.3f}",
-        f"{iqm(np.array(group['other_scores'])):.3f}" if group["other_scores"] else "",
+        f"{compute_iqm(np.array(group['other_scores'])):.3f}" if group["other_scores"] else "",
         " ".join(f"{value:.2f}" for value in np.mean(attempts, axis=0)) if attempts else "",
         f"{group['updates']:.0f}",
         f"{group['env_steps']:.0f}",
@@ -75,11 +75,11 @@ def _over_tasks(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -
         scaled[group["variant"]].append((np.array(group["scores"]) - zero) / (one - zero))
         names[group["variant"]].append(group["task"])
     rows: list[Sequence[str]] = [("variant", "scaled score", "95%", "runs", "tasks")]
-    for variant, strata in sorted(scaled.items(), key=lambda item: -iqm(np.concatenate(item[1]))):
-        low, high = stratified_ci(strata)
+    for variant, strata in sorted(scaled.items(), key=lambda item: -compute_iqm(np.concatenate(item[1]))):
+        low, high = bootstrap_ci_of_iqm(strata)
         values = np.concatenate(strata)
         listed = " ".join(names[variant])
-        rows.append((variant, f"{iqm(values):.3f}", f"{low:.2f}-{high:.2f}", str(len(values)), listed))
+        rows.append((variant, f"{compute_iqm(values):.3f}", f"{low:.2f}-{high:.2f}", str(len(values)), listed))
     return rows
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.recipes import shipped_recipes
+from pipelines.config.recipes import read_shipped_recipes
 from pipelines.envs.make import requirement
 from tests.cli.conftest import Amago
 from tests.tiers import some
@@ -13,7 +13,7 @@ from tests.tiers import some
 
 def test_the_list_says_what_each_recipe_is_about(amago: Amago) -> None:
     recipes = amago("examples", "--output", "json").json["metrics"]["recipes"]
-    assert list(recipes) == list(shipped_recipes())
+    assert list(recipes) == list(read_shipped_recipes())
     assert all(recipe["about"] for recipe in recipes.values())
     assert recipes["cartpole"]["extra"] is None
     assert recipes["cartpole"]["installed"] is True
@@ -28,7 +28,7 @@ def test_the_list_says_which_extra_is_needed_and_is_missing(amago: Amago, monkey
 
 
 def test_a_profile_is_printed_as_it_lies_over_its_recipe(amago: Amago) -> None:
-    recipe = shipped_recipes()["quickstart"]
+    recipe = read_shipped_recipes()["quickstart"]
     shown = amago("examples", "quickstart", "--profile", "smoke")
     assert shown.code == 0, shown.err
     Path("mine.toml").write_text(shown.out)
@@ -55,12 +55,12 @@ def test_a_profile_that_is_not_there_is_a_usage_error(amago: Amago, arguments: l
     assert words in failed.err
 
 
-@pytest.mark.parametrize("name", some(shipped_recipes(), 0, 1, 2))
+@pytest.mark.parametrize("name", some(read_shipped_recipes(), 0, 1, 2))
 def test_a_printed_recipe_is_toml_that_resolves(amago: Amago, name: str) -> None:
     shown = amago("examples", name)
-    assert tomllib.loads(shown.out) == shipped_recipes()[name]
+    assert tomllib.loads(shown.out) == read_shipped_recipes()[name]
     resolved = amago("run", name, "--dry-run")
-    extra, installed = requirement(shipped_recipes()[name]["env"]["name"])
+    extra, installed = requirement(read_shipped_recipes()[name]["env"]["name"])
     if resolved.code == 3:  # an environment's parameters are checked by its suite, which must be there
         assert not installed
         assert f'pip install "amago[{extra}]"' in resolved.err

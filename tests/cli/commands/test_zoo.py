@@ -54,7 +54,7 @@ def test_a_bundle_is_exported_to_another_directory(amago: Amago) -> None:
 def test_a_page_of_the_zoo_is_made_without_a_network(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     try:
-        runtime = onnxruntime_web.files("", silent)
+        runtime = onnxruntime_web.read_files("", silent)
     except AmagoError as error:
         pytest.skip(str(error))
     dist = Path("package/dist")

@@ -33,7 +33,7 @@ def drawn(schema: Schema, actions: int = 9, *, width: int = 100, **given: np.nda
 
 def told(*texts: str) -> dict[str, np.ndarray]:
     """The columns of a mission that reads `texts`, step by step."""
-    padded = [MISSION.spaces.observation["obs.mission"].padded(text) for text in texts]  # type: ignore[union-attr]
+    padded = [MISSION.spaces.observation["obs.mission"].pad(text) for text in texts]  # type: ignore[union-attr]
     lengths = np.array([length for _, length in padded], dtype=np.int32)
     return {"obs.mission": np.stack([row for row, _ in padded]), "obs.mission.length": lengths}
 

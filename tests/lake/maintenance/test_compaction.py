@@ -14,7 +14,7 @@ from pipelines.data.view import View
 from pipelines.errors import UsageError
 from pipelines.events import Progress
 from pipelines.lake.folders import list_all
-from pipelines.lake.maintenance.compaction import CompactionRules, compact, group_runs, is_wasteful
+from pipelines.lake.maintenance.compaction import CompactionRules, compact, group_runs
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
@@ -64,7 +64,7 @@ def test_runs_take_all_that_is_small_or_half_dead_and_nothing_else(
     for run in found:
         assert [file.id for file in run] == sorted(file.id for file in run)
         assert len({file.kind for file in run}) == 1
-        assert len(run) > 1 or is_wasteful(run[0])
+        assert len(run) > 1 or run[0].is_wasteful
         assert len(run) == 1 or sum(file.live_bytes for file in run) <= target
     for kind in ("a", "b"):  # what was left is alone, or did not fit with its neighbours
         candidates = [file for file in files if file.id in wanted and file.kind[0] == kind]

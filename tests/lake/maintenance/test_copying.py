@@ -338,7 +338,7 @@ def test_the_record_of_what_expired_stays_a_few_files(
     for length in range(3, 10):
         expire(target, RetentionLimits(where=f"length = {length}"), grace_seconds=0)
         assert len(target.storage.names("expired")) <= 3
-    assert hex_uids(retention.read_expired(target.storage)) == sorted(written[:-1])
+    assert hex_uids(retention.ExpiredUids(target.storage).read()) == sorted(written[:-1])
     copy(lake, target)
     assert Reader(target).uids() == written[-1:]
 

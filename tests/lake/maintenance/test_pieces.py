@@ -11,7 +11,7 @@ import pytest
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader, group_by_episode, read_pieces
 from pipelines.lake.sql.catalog import query, summary
@@ -96,7 +96,7 @@ def test_an_episode_is_as_old_as_its_newest_piece(lakes: tuple[Lake, Lake]) -> N
     inventory = FileTable(pieces)
     inventory.refresh()
     plan = make_plan(inventory, RetentionLimits(max_age=100.0), now=newest + 100.0)
-    carry_out(pieces, plan, reason="age")
+    plan.carry_out(pieces, reason="age")
     left = query(pieces, "select length, complete from episodes order by 1")[1]
     assert left == [(n, True) for n in (12, 20)] or left == [(n, True) for n in (9, 12, 20)]
 

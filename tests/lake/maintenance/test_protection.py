@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.lake.log import protect, protections, unprotect
+from pipelines.lake.log import list_protections, protect, unprotect
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
@@ -11,17 +11,20 @@ from tests.lake.factories import fill
 
 
 def test_protections_are_listed_replaced_and_taken_back_by_name(lake: Lake) -> None:
-    assert protections(lake.storage) == []
+    assert list_protections(lake.storage) == []
     protect(lake, ["a", "b"], name="runs/x@12")
     protect(lake)
     protect(lake, ["c"], name="runs/x@12")
-    assert [(kept.name, kept.segments) for kept in protections(lake.storage)] == [("lake", ()), ("runs/x@12", ("c",))]
+    assert [(kept.name, kept.segments) for kept in list_protections(lake.storage)] == [
+        ("lake", ()),
+        ("runs/x@12", ("c",)),
+    ]
     unprotect(lake)
-    assert [kept.is_whole for kept in protections(lake.storage)] == [False]
+    assert [kept.is_whole for kept in list_protections(lake.storage)] == [False]
     with pytest.raises(InputMissing, match="there are: runs/x@12"):
         unprotect(lake, "runs/y@12")
     unprotect(lake, "runs/x@12")
-    assert protections(lake.storage) == []
+    assert list_protections(lake.storage) == []
 
 
 def test_a_snapshot_cannot_pose_as_the_lake(lake: Lake) -> None:

@@ -185,11 +185,11 @@ def test_a_repair_that_died_half_way_is_finished_by_the_next(lake: Lake, monkeyp
     def die(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    quarantine = module._set_aside
-    monkeypatch.setattr(module, "_set_aside", die)
+    set_aside = module.Quarantine.set_aside
+    monkeypatch.setattr(module.Quarantine, "set_aside", die)
     with pytest.raises(KeyboardInterrupt):
         mended(lake)
-    monkeypatch.setattr(module, "_set_aside", quarantine)
+    monkeypatch.setattr(module.Quarantine, "set_aside", set_aside)
     done = mended(lake)
     assert done.lost == (second,)
     assert_sound(lake, written, [first, third])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
 from pipelines.lake.folders import is_rewritten, list_all
-from pipelines.lake.log import count_expired_steps, protect, read_log
+from pipelines.lake.log import protect, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, expire, make_plan
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -64,7 +64,7 @@ def test_the_oldest_go_until_the_rest_fits(
         mine = [i for i in range(len(lengths)) if not selects or i in chosen]
         where = np.sort(np.array([bytes.fromhex(written[i]) for i in mine], dtype="S16")) if selects else None
         limits = RetentionLimits(max_steps=max_steps, max_trajectories=max_trajectories)
-        carry_out(lake, make_plan(inventory, limits, chosen=where, now=0.0), reason="test")
+        make_plan(inventory, limits, chosen=where, now=0.0).carry_out(lake, reason="test")
         left = list(mine) if max_steps or max_trajectories else []
         while (max_steps and sum(lengths[i] for i in left) > max_steps) or (
             max_trajectories and len(left) > max_trajectories
@@ -72,7 +72,7 @@ def test_the_oldest_go_until_the_rest_fits(
             left.pop(0)
         assert sorted(uids(lake)) == sorted(written[i] for i in range(len(lengths)) if i in left or i not in mine)
         gone = sum(lengths) - sum(lengths[i] for i in range(len(lengths)) if i in left or i not in mine)
-        assert count_expired_steps(lake.storage) == (Counter({"": gone}) if gone else Counter())
+        assert read_log(lake.storage).steps == (Counter({"": gone}) if gone else Counter())
 
 
 @examples(40)
@@ -134,7 +134,7 @@ def test_an_overlay_may_go_alone(lake: Lake) -> None:
     derive(lake, base, 4)
     expire(lake, RetentionLimits(where="base_uid is not null"))
     assert uids(lake) == [base]
-    assert not count_expired_steps(lake.storage)
+    assert not read_log(lake.storage).steps
 
 
 def test_sql_and_a_limit_take_what_both_say(lake: Lake) -> None:
@@ -201,8 +201,8 @@ def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
     assert id
     expire(lake, RetentionLimits(max_trajectories=3))
     expire(lake, RetentionLimits(max_trajectories=1), grace_seconds=0.0)
-    assert count_expired_steps(lake.storage) == {"a": 8, "b": 4}
+    assert read_log(lake.storage).steps == {"a": 8, "b": 4}
     expire(lake, RetentionLimits(where="true"), grace_seconds=0.0)
     assert not list_all(lake.storage)
-    assert count_expired_steps(lake.storage) == {"a": 8, "b": 10}
+    assert read_log(lake.storage).steps == {"a": 8, "b": 10}
     assert len(lake.storage.names("log")) == 1

@@ -10,7 +10,7 @@ import pytest
 from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
-from pipelines.lake.log import count_expired_steps, lease, protect
+from pipelines.lake.log import lease, protect, read_log
 from pipelines.lake.maintenance import retention_thread as caps
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, choose_ripe
@@ -37,7 +37,7 @@ def test_the_oldest_segments_go_as_new_ones_come(lake: Lake) -> None:
         assert steps(lake) == min(10 * (seed + 1), 50)
     assert Reader(lake).uids() == written[-10:]
     assert len(segment_files(lake)) == 5
-    assert count_expired_steps(lake.storage) == {"": 50}
+    assert read_log(lake.storage).steps == {"": 50}
     assert len(lake.storage.names("log")) <= 2
 
 

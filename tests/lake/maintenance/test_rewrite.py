@@ -10,7 +10,7 @@ import pytest
 from pipelines.lake.folders import is_rewritten, list_all
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.log import lease
-from pipelines.lake.maintenance.compaction import RewriteResult, SegmentPart, rewrite
+from pipelines.lake.maintenance.compaction import RewriteResult, rewrite
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -20,13 +20,13 @@ from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, columns, derive, fill
 
 
-def merge(lake: Lake, parts: list[SegmentPart], **options) -> RewriteResult | None:
+def merge(lake: Lake, parts: dict[str, np.ndarray], **options) -> RewriteResult | None:
     with lease(lake) as held:
         return rewrite(lake, parts, held, **options)
 
 
-def whole(lake: Lake, ids: list[str]) -> list[SegmentPart]:
-    return [SegmentPart(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids]
+def whole(lake: Lake, ids: list[str]) -> dict[str, np.ndarray]:
+    return {id: np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool) for id in ids}
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "wide", "mixed"])
@@ -54,7 +54,7 @@ def test_what_a_segment_replaced_is_named_again_with_what_is_left_of_it(lake: La
     one, two, three = list_all(lake.storage)
     first = merge(lake, whole(lake, [one, two]))
     assert first is not None
-    last = merge(lake, [SegmentPart(first.id, np.array([True, False, False, True])), *whole(lake, [three])])
+    last = merge(lake, {first.id: np.array([True, False, False, True])} | whole(lake, [three]))
     assert last is not None
     footer = read_footer(lake.storage, last.id)
     assert {id: footer.part(id) for id in footer.replaces} == {
@@ -65,15 +65,16 @@ def test_what_a_segment_replaced_is_named_again_with_what_is_left_of_it(lake: La
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "wide"])
 def test_a_damaged_segment_is_left_as_it_is(lake: Lake, schema: Schema) -> None:
     written = fill(lake, [30, 40, 50], schema=schema, seal_every=1)
-    parts = whole(lake, list_all(lake.storage))
-    damage(lake, parts[1].id, written[list(written)[1]], schema)
+    first, second, third = list_all(lake.storage)
+    parts = whole(lake, [first, second, third])
+    damage(lake, second, written[list(written)[1]], schema)
     told: list = []
     done = merge(lake, parts, listener=told.append)
     assert done is not None
-    assert done.replaced == (parts[0].id, parts[2].id)
+    assert done.replaced == (first, third)
     assert len(told) == 1
     assert "left unchanged" in told[0].text
-    assert merge(lake, [parts[1]]) is None
+    assert merge(lake, {second: parts[second]}) is None
     assert len(verify(lake).corrupt) == 1
 
 
@@ -81,7 +82,7 @@ def test_a_damaged_trajectory_that_is_dropped_harms_nothing(lake: Lake) -> None:
     written = fill(lake, [30, 30])
     (id,) = list_all(lake.storage)
     damage(lake, id, written[next(iter(written))], SCHEMA)
-    done = merge(lake, [SegmentPart(id, np.array([False, True]))])
+    done = merge(lake, {id: np.array([False, True])})
     assert done is not None
     assert hex_uids(read_footer(lake.storage, done.id).uids()) == [list(written)[1]]
     verify(lake)

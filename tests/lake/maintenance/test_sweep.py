@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from pipelines.data.view import View
-from pipelines.lake import segment as segments
 from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import count_expired_steps, lease, read_log
+from pipelines.lake.log import lease, read_log
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.files import FileTable
+from pipelines.lake.maintenance.files import FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import RetentionLimits, expire, expire_orphans
-from pipelines.lake.maintenance.sweep import SweepResult, sweep
 from pipelines.lake.reading import Reader
+from pipelines.lake.segment import StagedFiles
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import Log
 from tests.lake.factories import (
@@ -89,9 +88,9 @@ def test_wide_columns_without_a_segment_go_unless_it_may_still_come(lake: Lake, 
     writer.append(columns(np.random.default_rng(0), 3, IMAGES), TrajectoryInfo())
     writer._abandon()
     seen: list[int] = []
-    real = segments.publish
+    real = StagedFiles.publish
 
-    def publish(storage, staged, id) -> None:
+    def publish(staged, storage, id) -> None:
         assert staged.blob is not None
         storage.publish(staged.blob, f"segments/{id}.blob.arrow")
         seen.append(len(segment_files(lake)))
@@ -99,12 +98,12 @@ def test_wide_columns_without_a_segment_go_unless_it_may_still_come(lake: Lake, 
         seen.append(len(segment_files(lake)))
         os.unlink(staged.main)
 
-    monkeypatch.setattr(segments, "publish", publish)
+    monkeypatch.setattr(StagedFiles, "publish", publish)
     monkeypatch.setattr(Log, "drop", lambda self: self.close())
     lake.salvage()
     assert seen == [1, 1]
     monkeypatch.undo()
-    assert segments.publish is real
+    assert StagedFiles.publish is real
     for log in (lake.path / "wal").iterdir():
         log.unlink()
     swept(lake)
@@ -117,9 +116,9 @@ def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> No
     written = fill(lake, [3, 4], seal_every=1)
     monkeypatch.undo()
     with lease(lake) as held:
-        from pipelines.lake.maintenance.compaction import SegmentPart, rewrite
+        from pipelines.lake.maintenance.compaction import rewrite
 
-        parts = [SegmentPart(id, np.ones(1, dtype=bool)) for id in list_all(lake.storage)]
+        parts = {id: np.ones(1, dtype=bool) for id in list_all(lake.storage)}
         assert rewrite(lake, parts, held) is not None
     assert swept(lake).segments == 0
     assert lake.salvage() == 0
@@ -192,10 +191,10 @@ def test_a_crash_while_the_log_restarts_counts_nothing_twice(lake: Lake, monkeyp
     with pytest.raises(KeyboardInterrupt):
         swept(lake)
     assert len(lake.storage.names("log")) == 3
-    assert count_expired_steps(lake.storage) == {"": 7}
+    assert read_log(lake.storage).steps == {"": 7}
     monkeypatch.undo()
     swept(lake)
-    assert count_expired_steps(lake.storage) == {"": 7}
+    assert read_log(lake.storage).steps == {"": 7}
 
 
 @pytest.mark.parametrize("filled", [False, True])

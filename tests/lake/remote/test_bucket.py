@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake.remote.bucket import Bucket, Location
+from pipelines.lake.bucket import Bucket, Location
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import StageFailed, UsageError
-from pipelines.lake.remote.cache import DEFAULT_BYTES, DEFAULT_SHARE, FileCache, host_directory, limit_bytes
+from pipelines.lake.object_storage import DEFAULT_BYTES, DEFAULT_SHARE, FileCache, host_directory, limit_bytes
 
 
 @pytest.fixture

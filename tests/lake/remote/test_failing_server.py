@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amago_cli.ranks import _free_port
-from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location
+from pipelines.lake.bucket import AlreadyWritten, Bucket, Location
 from tests.benchmarks.failing_proxy import Proxy
 from tests.conftest import Server, use
 

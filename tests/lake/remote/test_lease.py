@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import InputMissing, Locked, StageFailed
+from pipelines.lake import object_storage as remote_lease
+from pipelines.lake.bucket import AlreadyWritten, Bucket, Location, Version, connect
 from pipelines.lake.log import lease
 from pipelines.lake.maintenance.retention_thread import RetentionThread
-from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Location, Version, connect
-from pipelines.lake.remote.lease import Lease
+from pipelines.lake.object_storage import Lease
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"
@@ -111,7 +111,7 @@ def test_one_that_is_renewed_is_kept(store: Bucket) -> None:
     holder._done = Hasty()
     holder.acquire()
     tags = [tag(store)]
-    with holder.renewed():
+    with holder.keep_renewing():
         for _ in range(3):
             wait_until(lambda: tag(store) != tags[-1])
             tags.append(tag(store))
@@ -125,7 +125,7 @@ def test_one_that_is_renewed_is_kept(store: Bucket) -> None:
 def test_a_holder_that_sees_it_taken_stops_renewing(store: Bucket) -> None:
     holder = Lease(store, "lease", what=WHAT, seconds=0.4)
     holder.acquire()
-    with holder.renewed():
+    with holder.keep_renewing():
         found = store.get("lease")
         while True:  # between two renewals
             try:
@@ -192,7 +192,7 @@ def test_maintenance_is_left_to_the_process_that_has_it(bucket: str, monkeypatch
 
     def another() -> None:
         with monkeypatch.context() as there:
-            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            there.setattr(remote_lease, "name_process", lambda: "pid 1 on another host")
             with lease(lake):
                 pass
 
@@ -210,7 +210,7 @@ def test_maintenance_is_left_to_the_process_that_has_it(bucket: str, monkeypatch
     holder = Lease(connect(Location.parse(lake.name)), "lake/locks/maintenance.json", what=WHAT)
     for act in (holder.acquire, holder.renew):  # of one that takes long
         with monkeypatch.context() as there:
-            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            there.setattr(remote_lease, "name_process", lambda: "pid 1 on another host")
             act()
         assert thread._is_left_to_another()
     lake.storage.write("locks/maintenance.json", b"{")

@@ -7,8 +7,8 @@ import pytest
 
 from pipelines import trust
 from pipelines.errors import InputMissing, StorageError, UsageError
-from pipelines.lake.remote import bucket
-from pipelines.lake.remote.bucket import Location, reason
+from pipelines.lake import bucket
+from pipelines.lake.bucket import Location, reason
 
 
 @pytest.fixture(autouse=True)

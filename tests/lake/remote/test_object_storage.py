@@ -19,10 +19,10 @@ from pipelines.lake.live import LiveTable
 from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
-from pipelines.lake.maintenance.files import live_steps
+from pipelines.lake.maintenance.files import count_live_steps
 from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.object_storage import ObjectStorage
 from pipelines.lake.reading import Reader
-from pipelines.lake.remote.object_storage import ObjectStorage
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import parse
@@ -119,7 +119,7 @@ def test_steps_of_a_collector_are_counted_by_its_own_segments(
     add(lake, "other", [11, 12])
     there = elsewhere(monkeypatch, tmp_path, lake)
     label = writer_label("c/1")
-    assert live_steps(there, label) == {"c/1": 12, "c/1.0": 7}
+    assert count_live_steps(there, label) == {"c/1": 12, "c/1.0": 7}
     assert len(cached(there)) == 4
     assert all(f"-{label}." in name for name in cached(there))
     remove(lake, trajectories={list_all(lake.storage)[0]: uids[:1]})
@@ -128,7 +128,7 @@ def test_steps_of_a_collector_are_counted_by_its_own_segments(
     add(source, "c/1", [20])
     derive(source, {Reader(source).uids()[0]: {"reward": np.zeros(21, dtype=np.float32)}})
     copy(source, lake)
-    found = live_steps(elsewhere(monkeypatch, tmp_path, lake), label)
+    found = count_live_steps(elsewhere(monkeypatch, tmp_path, lake), label)
     assert found["c/1"] == 9 + 20
     assert {name: found[name] for name in ("c/1", "c/1.0")} == {
         name: steps
@@ -358,7 +358,7 @@ def test_a_bucket_that_is_not_there(bucket: str) -> None:
 def test_a_server_that_goes_away_is_told_in_a_line_and_nothing_acknowledged_is_lost(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.lake.remote.bucket.PATIENT", 3)
+    monkeypatch.setattr("pipelines.lake.bucket.PATIENT", 3)
     server = start_server()
     try:
         use(server, tmp_path / "host", monkeypatch)

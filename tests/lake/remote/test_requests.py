@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.lake.bucket import Bucket
 from pipelines.lake.folders import is_rewritten, list_all, segment_key
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.reading import Reader
-from pipelines.lake.remote.bucket import Bucket
 from pipelines.lake.store import Lake
 from tests.lake.factories import assert_same, fill
 
@@ -29,9 +29,9 @@ def there(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of which a store is asked, from now on."""
     names: list[str] = []
-    asking = Bucket._asking
+    asking = Bucket._ask_store
     monkeypatch.setattr(
-        Bucket, "_asking", lambda self, name, **options: (names.append(name), asking(self, name, **options))[1]
+        Bucket, "_ask_store", lambda self, name, **options: (names.append(name), asking(self, name, **options))[1]
     )
     return names
 

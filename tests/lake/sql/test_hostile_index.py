@@ -48,17 +48,16 @@ def test_an_index_that_is_not_as_we_write_it_is_thrown_away_unread(foreign: Lake
     with duckdb.connect(str(index)) as connection:
         connection.execute(TRICKS[trick].format(secret=tmp_path / "secret"))
     catalog._checked.clear()
-    assert catalog.recall_uids(foreign, "x") == []
+    assert catalog.SqlIndex(foreign).recall_uids("x") == []
     assert catalog.query(foreign, EVERYTHING) == expected
     with duckdb.connect(str(index)) as connection:
-        assert catalog._objects(connection) == catalog._list_expected_objects()
+        assert set(connection.execute(catalog._OBJECTS).fetchall()) == catalog.list_expected_objects()
     assert sorted(os.listdir(tmp_path)) == ["lake", "secret"]
 
 
 def test_an_index_reaches_no_other_file(foreign: Lake, tmp_path: Path) -> None:
     """Even where its catalog were not looked at."""
-    index = foreign.path / "index.duckdb"
-    with catalog.writing(index, foreign) as connection:
+    with catalog.SqlIndex(foreign).write() as connection:
         for statement in (
             f"from read_text('{tmp_path / 'secret'}')",
             f"copy (select 1) to '{tmp_path / 'out'}'",

@@ -11,7 +11,7 @@ from pipelines.lake import footer, reading
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.folders import FolderChooser, is_rewritten, list_all, segment_key
 from pipelines.lake.log import LogEntry, append
-from pipelines.lake.segment import checksum, new_segment, open_segment
+from pipelines.lake.segment import checksum, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, derive, fill, quarantine, remove
@@ -50,11 +50,11 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
         "columns": {name: checksum(array) for name, array in values.items()},
     }
     header.pop("trajectories_bytes")
-    new = new_segment(FolderChooser(lake.storage), f"compact.{lake.id[:8]}.x", 0, overlay=False)
+    new = FolderChooser(lake.storage).name_segment(f"compact.{lake.id[:8]}.x", 0, overlay=False)
     batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
     path = lake.path / segment_key(new)
     path.parent.mkdir(exist_ok=True)
-    metadata = footer.metadata(header, pa.concat_tables(tables))
+    metadata = footer.encode(header, pa.concat_tables(tables))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
         writer.write_batch(batch)
     append(lake.storage, LogEntry(time=0.0, moved=dict.fromkeys(ids, new)))

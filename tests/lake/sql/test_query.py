@@ -9,7 +9,8 @@ import pytest
 from pipelines.errors import UsageError
 from pipelines.events import Notice
 from pipelines.lake import segment
-from pipelines.lake.sql import catalog, steps
+from pipelines.lake.sql import catalog
+from pipelines.lake.sql import query as queries
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
@@ -192,8 +193,8 @@ def test_steps_are_rows(lake: Lake) -> None:
 )
 def test_batches_of_any_size_give_the_same_steps(lake: Lake, monkeypatch, batch_rows: int, batch_bytes: int) -> None:
     """Also with a relabelled trajectory that begins inside its base, and with images."""
-    monkeypatch.setattr(steps, "BATCH_ROWS", batch_rows)
-    monkeypatch.setattr(steps, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(queries, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(queries, "BATCH_BYTES", batch_bytes)
     written = fill(lake, [5, 1, 7, 2], seal_every=3)
     uid, values = list(written.items())[2]
     own = {"reward": np.arange(4, dtype=np.float32), "action": np.arange(4)}
@@ -264,8 +265,8 @@ def test_steps_of_an_empty_lake(lake: Lake) -> None:
 )
 def test_only_the_columns_that_count_are_read(filled: Lake, monkeypatch, sql: str, read: set[str] | None) -> None:
     touched = set()
-    real = steps._Piece.values
-    monkeypatch.setattr(steps._Piece, "values", lambda self, files, c: touched.add(c.name) or real(self, files, c))
+    real = queries._Piece.values
+    monkeypatch.setattr(queries._Piece, "values", lambda self, files, c: touched.add(c.name) or real(self, files, c))
     assert catalog.query(filled, sql)[1]
     assert touched == ({c.name for c in SCHEMA.columns} if read is None else read)
 

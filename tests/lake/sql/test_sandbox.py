@@ -13,7 +13,7 @@ import pytest
 from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Event, Waiting
 from pipelines.lake.sql import catalog, sandbox
-from pipelines.lake.sql.expression import StepExpression
+from pipelines.lake.sql.query import StepExpression
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
@@ -111,7 +111,7 @@ _EVALUATES = """
 import resource, sys
 import numpy as np
 from pipelines.lake.sql import sandbox
-from pipelines.lake.sql.expression import StepExpression
+from pipelines.lake.sql.query import StepExpression
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from tests.lake.factories import SCHEMA
 for text in ("t", *sys.argv[1:]):

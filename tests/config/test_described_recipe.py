@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipelines.config.load import resolve
-from pipelines.runs.recipe import describe_recipe
+from pipelines.config.recipes import describe_recipe
 
 RECIPE: dict[str, Any] = {
     "train": {"steps": 50, "learning_rate": 1e-3},

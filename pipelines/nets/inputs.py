@@ -1,11 +1,36 @@
-"""Squashing and standardising of inputs. B batch, T time, F features."""
+"""Stored values as float inputs of a network: features by their space, squashing and standardising. All functions keep
+leading dimensions.
+
+F features of a value, N rows.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
 from pipelines.nets import ranks
+
+
+def to_features(value: Tensor, space: Space) -> Tensor:
+    """Convert to float32 features (..., F), F = space.flat_size: numbers and bits unchanged, choices one-hot.
+
+    A sequence becomes its numbers, scaled, padded with zeros: enough to distinguish a few, not to read them.
+    """
+    match space:
+        case Discrete(n=n):
+            return (value[..., None] == torch.arange(n, device=value.device)).float()
+        case MultiDiscrete(nvec=nvec):
+            offsets = torch.tensor([0, *nvec[:-1]], device=value.device).cumsum(0)
+            out = torch.zeros((*value.shape[:-1], sum(nvec)), device=value.device)
+            return out.scatter_(-1, value.long() + offsets, 1.0)
+        case MultiBinary():
+            return value.float()
+        case Ragged(scale=scale):
+            return value.float() / scale
+        case Box(shape=shape):
+            return value.float().flatten(value.dim() - len(shape)) if shape else value.float()[..., None]
 
 
 def symlog(x: Tensor) -> Tensor:
@@ -14,7 +39,7 @@ def symlog(x: Tensor) -> Tensor:
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """Return `x.isfinite()`, which torch composes of four operators, by two."""
+    """Compute `x.isfinite()` in two operators; torch composes it of four."""
     return x.abs() < torch.inf
 
 
@@ -50,7 +75,7 @@ class RunningNorm(nn.Module):
     def update(self, x_NF: Tensor, valid_N: Tensor | None = None) -> None:
         """Add rows of features to the moments, those of all ranks, or the `valid_N` (bool) of them; without any nothing
         changes. Rows are weighted, not selected, so that no host waits for their number."""
-        mean, square, count = ranks.moments(x_NF, valid_N)
+        mean, square, count = ranks.compute_moments(x_NF, valid_N)
         some = count > 0
         self.updates += some
         step = (self.rate / (1 - (1 - self.rate) ** self.updates.clamp_min(1).double())).to(self.mean.dtype)

@@ -227,16 +227,18 @@ class Bucket:
 
     def get(self, name: str, *, limit: int = RECORD_BYTES) -> _TaggedObject:
         """Read an object. StorageError if it has more than `limit` bytes."""
-        with self._asking(name) as store:
+        with self._ask_store(name) as store:
             found = store.get(name)
             if found.meta["size"] > limit:
                 raise StorageError(f"'{name}' has {found.meta['size']} bytes; at most {limit} are read")
-            return _TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+            return _TaggedObject(
+                bytes(found.bytes()), self._name_version(found.meta), found.meta["last_modified"].timestamp()
+            )
 
     def tail(self, name: str, count: int) -> bytes:
         """Read the last `count` bytes of an object, or all of it."""
         if self.location.scheme != "az":  # has no ranges from the end
-            with contextlib.suppress(_RangeRefused), self._asking(name) as store:
+            with contextlib.suppress(_RangeRefused), self._ask_store(name) as store:
                 return bytes(store.get(name, options={"range": {"suffix": count}}).bytes())
         size = self.status(name).size
         return self._range(name, max(0, size - count), size)[0] if size else b""
@@ -246,8 +248,9 @@ class Bucket:
         try:
             chunk, size, tag = self._range(name, 0, _CHUNK)
         except _RangeRefused:
-            self._require_empty(name)
-            chunk, size, tag = b"", 0, None
+            if self.status(name).size:
+                raise
+            chunk, size, tag = b"", 0, None  # stores refuse any range of nothing
         with open(path, "wb") as file:
             done = file.write(chunk)
             while done < size:
@@ -258,7 +261,7 @@ class Bucket:
         return size
 
     def status(self, name: str) -> Status:
-        with self._asking(name) as store:
+        with self._ask_store(name) as store:
             found = store.head(name)
             return Status(found["size"], found["last_modified"].timestamp())
 
@@ -271,11 +274,11 @@ class Bucket:
 
     def folder(self, folder: str) -> tuple[list[str], dict[str, int]]:
         """Return the names of the folders in a folder, and those of the objects with their sizes."""
-        with self._listing(folder) as store:
+        with self._list_store(folder) as store:
             found = store.list_with_delimiter(folder or None)
         inside = f"{folder}/" if folder else ""
         folders = [path.removeprefix(inside) for path in found["common_prefixes"]]
-        return folders, dict(_below(inside, found["objects"]))
+        return folders, dict(self._select_below(inside, found["objects"]))
 
     def keys(self, folder: str, *, after: str, limit: int | None = None) -> dict[str, int]:
         """Return the names of all objects below a folder, in order, with their sizes: those that sort after the name
@@ -283,16 +286,17 @@ class Bucket:
         """
         found: dict[str, int] = {}
         inside = f"{folder}/" if folder else ""
-        with self._listing(folder) as store:
+        with self._list_store(folder) as store:
             for page in store.list(folder or None, offset=f"{inside}{after}", chunk_size=_PAGE):
-                found.update((name, size) for name, size in _below(inside, page) if name > after)  # some list all
+                listed = self._select_below(inside, page)
+                found.update((name, size) for name, size in listed if name > after)  # some stores list all
                 if limit is not None and len(found) >= limit:
                     break
         return dict(islice(found.items(), limit))
 
     def put(self, name: str, content: bytes | Path) -> None:
         """Write an object, whole or not at all, of bytes or of a local file."""
-        with self._asking(name, writing=True) as store:
+        with self._ask_store(name, writing=True) as store:
             store.put(name, content, chunk_size=_CHUNK, max_concurrency=_UPLOADS)
 
     def put_new(self, name: str, content: bytes) -> Version:
@@ -334,7 +338,7 @@ class Bucket:
         bulk = [list(names)] if self.location.scheme == "s3" and len(names) > 1 else names
 
         def delete(some: str | Sequence[str]) -> None:
-            with contextlib.suppress(FileNotFoundError), self._asking(names[0]) as store:
+            with contextlib.suppress(FileNotFoundError), self._ask_store(names[0]) as store:
                 store.delete(some)
 
         for some in bulk:
@@ -355,8 +359,8 @@ class Bucket:
         """Write an object on a condition; the callers recognise their own content."""
 
         def put() -> Version:
-            with self._asking(name, writing=True) as store:
-                return _version(store.put(name, content, mode=mode))
+            with self._ask_store(name, writing=True) as store:
+                return self._name_version(store.put(name, content, mode=mode))
 
         return self._repeat(put)
 
@@ -375,31 +379,29 @@ class Bucket:
         """Return bytes of an object, its size and its entity tag. StorageError if the tag is not `tag` any more."""
         options: dict[str, Any] = {"range": (start, end)} | ({"if_match": tag} if tag else {})
         try:
-            with self._asking(name) as store:
+            with self._ask_store(name) as store:
                 found = store.get(name, options=options)
                 return bytes(found.bytes()), found.meta["size"], found.meta["e_tag"]
         except AlreadyWritten as error:
             raise StorageError(f"'{name}' was replaced while it was read") from error
 
-    def _require_empty(self, name: str) -> None:
-        """Raise the error in progress again unless the object is empty: stores refuse any range of nothing."""
-        if self.status(name).size:
-            raise
-
     @contextlib.contextmanager
-    def _listing(self, folder: str) -> Iterator[Any]:
+    def _list_store(self, folder: str) -> Iterator[Any]:
         try:
-            with self._asking(folder) as store:
+            with self._ask_store(folder) as store:
                 yield store
         except FileNotFoundError as error:
             raise StorageError(f"there is no bucket '{self.location.bucket}'") from error
 
     @contextlib.contextmanager
-    def _asking(self, name: str, *, writing: bool = False) -> Iterator[Any]:
+    def _ask_store(self, name: str, *, writing: bool = False) -> Iterator[Any]:
         """Yield the store. Errors become FileNotFoundError, AlreadyWritten and StorageError."""
-        _require_obstore()
-        from obstore import exceptions
-
+        try:
+            from obstore import exceptions
+        except ModuleNotFoundError as error:
+            raise InputMissing(
+                "lakes in object stores need obstore, which is not installed", hint='pip install "amago[stores]"'
+            ) from error
         try:
             yield self._patient if self._reached else self._hurried
         except (FileNotFoundError, ValueError) as error:  # ValueError: no object can have such a name
@@ -422,15 +424,24 @@ class Bucket:
     def _patient(self) -> Any:
         return _open_client(self.location, PATIENT)
 
+    @staticmethod
+    def _name_version(found: Mapping[str, Any]) -> Version:
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
 
-@functools.lru_cache(maxsize=32)
-def _bucket(location: Location) -> Bucket:
-    return Bucket(location)
+    @staticmethod
+    def _select_below(inside: str, objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+        """Yield name and size of the objects in a folder, except the folder's own."""
+        for found in objects:
+            if found["path"].startswith(inside):
+                yield found["path"][len(inside) :], found["size"]
 
 
 def connect(location: Location) -> Bucket:
     """Connect to the bucket of a location; a process has one connection to each."""
-    return _bucket(replace(location, prefix="", options=()))
+    return _open_bucket(replace(location, prefix="", options=()))
+
+
+_open_bucket = functools.lru_cache(maxsize=32)(Bucket)
 
 
 def reason(text: str, location: Location) -> str:
@@ -438,9 +449,7 @@ def reason(text: str, location: Location) -> str:
     for pattern, known in _REASONS:
         if pattern.search(text):
             return known.format(
-                bucket=location.bucket,
-                endpoint=location.endpoint or "the store",
-                credentials=location.credentials,
+                bucket=location.bucket, endpoint=location.endpoint or "the store", credentials=location.credentials
             )
     code, message = _CODE.search(text), _MESSAGE.search(text)
     line = message[1] if message else _ATTEMPTS.sub("", text.partition("\n\nDebug source:")[0].partition("<?xml")[0])
@@ -449,18 +458,7 @@ def reason(text: str, location: Location) -> str:
     return f"{short} ({code[1]})" if code and message else short
 
 
-def _require_obstore() -> None:
-    """Raise InputMissing if obstore is not installed."""
-    try:
-        import obstore as obstore
-    except ModuleNotFoundError as error:
-        raise InputMissing(
-            "lakes in object stores need obstore, which is not installed", hint='pip install "amago[stores]"'
-        ) from error
-
-
 def _open_client(location: Location, retries: int) -> Any:
-    """Make obstore's client of a bucket."""
     from obstore import store as module
 
     stores: Any = module
@@ -494,17 +492,6 @@ def _open_client(location: Location, retries: int) -> Any:
     return stores.S3Store(location.bucket, config=config, **options)
 
 
-def _version(found: Mapping[str, Any]) -> Version:
-    return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
-
-
-def _below(inside: str, objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the objects in a folder, except the folder's own."""
-    for found in objects:
-        if found["path"].startswith(inside):
-            yield found["path"][len(inside) :], found["size"]
-
-
 _ELSEWHERE = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -533,8 +520,15 @@ def find_credentials(location: Location) -> dict[str, str]:
     name = os.environ.get("AWS_PROFILE")
     if any(os.environ.get(variable) for variable in _ELSEWHERE):
         return {}
-    sections = _section("AWS_CONFIG_FILE", "config", f"profile {name}" if name else "default")
-    sections |= _section("AWS_SHARED_CREDENTIALS_FILE", "credentials", name or "default")
+    sections: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", f"profile {name}" if name else "default"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name or "default"),
+    ):
+        parser = configparser.RawConfigParser(strict=False)
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
+            parser.read(os.environ.get(variable) or Path.home() / ".aws" / file, encoding="utf-8")
+            sections |= dict(parser[section]) if parser.has_section(section) else {}
     keys = {key: sections[field] for key, field in _FIELDS.items() if sections.get(field)}
     if {"access_key_id", "secret_access_key"} <= keys.keys():
         return keys
@@ -543,28 +537,12 @@ def find_credentials(location: Location) -> dict[str, str]:
             f"AWS_PROFILE is '{name}', which has no access keys in the files of AWS",
             hint=f'if it signs in otherwise: eval "$(aws configure export-credentials --profile {name} --format env)"',
         )
-    if not _is_on_an_instance():
-        raise StorageError(f"no credentials were found: give {location.credentials}")
-    return {key: value for key, value in keys.items() if key == "region"}
-
-
-def _is_on_an_instance() -> bool:
-    """Return whether there is a service that gives credentials to the programs of a machine of AWS."""
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return False
+    # A machine of AWS has a service that gives credentials to its programs.
     address = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or _METADATA)
     try:
+        if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+            raise ValueError
         socket.create_connection((address.hostname or "", address.port or 80), timeout=_METADATA_SECONDS).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _section(variable: str, file: str, name: str) -> dict[str, str]:
-    path = Path(os.environ.get(variable) or Path.home() / ".aws" / file)
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError, OSError):
-        return {}
-    return dict(parser[name]) if parser.has_section(name) else {}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"no credentials were found: give {location.credentials}") from error
+    return {key: value for key, value in keys.items() if key == "region"}

@@ -1,1 +1,0 @@
-"""Lakes in object stores."""
