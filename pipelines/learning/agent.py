@@ -22,7 +22,7 @@ from pipelines.lake.spaces import Box, Spaces
 from pipelines.learning.agent_types import resolve
 from pipelines.learning.auxiliary import AuxiliaryLoss
 from pipelines.learning.batch import StepIndex, TensorBatch, encode
-from pipelines.learning.heads import CriticHeads, ExactHeads, heads
+from pipelines.learning.heads import CriticHeads, ExactHeads, make_heads
 from pipelines.learning.objectives import (
     TERMS,
     CriticOutput,
@@ -68,8 +68,8 @@ class Agent(nn.Module):
             self.timestep = make_timestep_encoder(spaces, settings.timestep)
             self.sequence = make_sequence_encoder(self.timestep.output_size, settings.sequence)
             state_size = self.sequence.output_size
-            policy_size = state_size + _shown_size(spaces, settings.actor.columns)
-            self.heads = heads(state_size, policy_size, spaces.action, self.gammas, settings, self.agent_type)
+            policy_size = state_size + _count_shown_features(spaces, settings.actor.columns)
+            self.heads = make_heads(state_size, policy_size, spaces.action, self.gammas, settings, self.agent_type)
             self.auxiliary = nn.ModuleList(AuxiliaryLoss(s, spaces, state_size) for s in settings.auxiliary_losses)
         if settings.action_mask:
             LegalActions(settings.action_mask, spaces)  # refuses a column that cannot be a mask
@@ -488,7 +488,7 @@ def _seed_global_generator(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def _shown_size(spaces: Spaces, columns: Sequence[str]) -> int:
+def _count_shown_features(spaces: Spaces, columns: Sequence[str]) -> int:
     """Count the features of the columns that the policy head sees directly. UsageError for an unknown column."""
     absent = [name for name in columns if name not in spaces.observation]
     if absent:

@@ -70,7 +70,7 @@ class StepIndex:
     @classmethod
     def of(cls, mask_BT: Tensor) -> StepIndex:
         """Index the true steps of a mask. The host waits for a mask that is on a device."""
-        index_3N = _places(mask_BT.cpu().numpy())
+        index_3N = _index_steps(mask_BT.cpu().numpy())
         return cls(mask_BT, *torch.from_numpy(index_3N).to(mask_BT.device).unbind())
 
     def __len__(self) -> int:
@@ -95,8 +95,8 @@ class StepIndex:
         return out.index_copy_(0, self.step_N, value_N).unflatten(0, self.mask_BT.shape)
 
 
-def _places(mask_BT: np.ndarray) -> np.ndarray:
-    """Return the places of a mask's true steps among steps, and among rows before and after them (3, N)."""
+def _index_steps(mask_BT: np.ndarray) -> np.ndarray:
+    """Find the places of a mask's true steps among steps, and among rows before and after them (3, N)."""
     step_N = np.flatnonzero(mask_BT)
     row_N = step_N + step_N // mask_BT.shape[1]  # each window has a row more than steps
     return np.stack((step_N, row_N, row_N + 1))
@@ -153,7 +153,8 @@ class TensorBatch:
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
-        columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
+        names = (*spaces.observation, ACTION, REWARD, TERMINATED)
+        columns = {name: _to_tensor(windows.columns[name][:, :rows], device) for name in names}
         index, start = np.arange(rows), np.asarray(windows.start, dtype=np.int64)[:, None]
         valid = index < lengths[:, None]
         real = valid[:, 1:]
@@ -165,10 +166,10 @@ class TensorBatch:
         if loss_mask:
             counted = counted & (windows.columns[loss_mask][:, : rows - 1].reshape(counted.shape) != 0)
         # One copy of all numbers, and one of all masks: each costs a device as much as a kernel.
-        whole = [start + index, _places(real)]
+        whole = [start + index, _index_steps(real)]
         masks = [valid] if windows.cut_off is None else [valid, real]
         if counted is not real:
-            whole.append(_places(counted))
+            whole.append(_index_steps(counted))
             masks.append(counted)
         time, *places = _move_together(whole, device)
         valid_rows, *others = _move_together(masks, device)
@@ -185,8 +186,8 @@ class TensorBatch:
             valid_rows=valid_rows,
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
-            importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
-            label=_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
+            importance=None if windows.importance is None else _to_tensor(windows.importance, device).float(),
+            label=_to_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
         )
 
     def split(self, parts: int) -> list[TensorBatch]:
@@ -253,11 +254,7 @@ def require_loss_mask(column: str, spaces: Spaces) -> None:
         )
 
 
-def _columns(spaces: Spaces) -> tuple[str, ...]:
-    return (*spaces.observation, ACTION, REWARD, TERMINATED)
-
-
-def _tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
+def _to_tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 

@@ -110,7 +110,7 @@ class Checkpoint:
             content = read_checked(self.path, "training.pt", self.record)
             return dict(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
         except UNREADABLE as error:
-            raise _damaged(self.path, error) from error
+            raise _describe_damage(self.path, error) from error
 
     @contextlib.contextmanager
     def understood(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Checkpoint:
         try:
             yield
         except MALFORMED as error:
-            raise _damaged(self.path, error) from error
+            raise _describe_damage(self.path, error) from error
 
 
 def save(
@@ -139,11 +139,14 @@ def save(
             temporary.mkdir(parents=True)
             buffer = io.BytesIO()
             torch.save(dict(training_state), buffer)
-            contents: tuple[bytes | memoryview, ...] = (stored(weights), stored(average or {}), buffer.getbuffer())
-            files = dict(zip(_FILES, contents, strict=True))
-            for name_of, content in files.items():
-                _write(temporary / name_of, content)
-            _write(temporary / "checkpoint.json", seal(record, files))
+            contents = (encode_tensors(weights), encode_tensors(average or {}), buffer.getbuffer())
+            files: dict[str, bytes | memoryview] = dict(zip(_FILES, contents, strict=True))
+            for file_name, content in {**files, "checkpoint.json": seal(record, files)}.items():
+                # The serialisers would report a full disk only as errors of their own types.
+                with (temporary / file_name).open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
             sync_directory(temporary)
             if final.exists():  # same update reached again after a resume: same content
                 _remove(final)
@@ -168,7 +171,7 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
         record = _read_record(path)
         weights, average = (load_tensors(read_checked(path, name, record)) for name in _FILES[:2])
     except _UNREADABLE as error:
-        raise _damaged(path, error) from error
+        raise _describe_damage(path, error) from error
     return Checkpoint(path=path, record=record, weights=weights, average=average)
 
 
@@ -179,10 +182,20 @@ def _read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _damaged(path: Path, error: Exception) -> IntegrityError:
-    good = next(
-        (number for number in reversed(list_checkpoints(path.parent)) if _is_good(path.parent / f"{number:06d}")), None
-    )
+def _describe_damage(path: Path, error: Exception) -> IntegrityError:
+    """Make the error for a damaged checkpoint, whose hint names the newest intact one."""
+
+    def is_intact(number: int) -> bool:
+        other = path.parent / f"{number:06d}"
+        try:
+            record = _read_record(other)
+            for name in _FILES:
+                read_checked(other, name, record)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    good = next(filter(is_intact, reversed(list_checkpoints(path.parent))), None)
     hint = "no checkpoint of the run is intact: restore one from a copy, or train again with --fresh"
     if good is not None:
         hint = (
@@ -190,16 +203,6 @@ def _damaged(path: Path, error: Exception) -> IntegrityError:
         )
         hint += "the damaged newer ones"
     return IntegrityError(f"checkpoint '{path}' is damaged: {reason(error).partition('. ')[0]}", hint=hint)
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        record = _read_record(path)
-        for name in _FILES:
-            read_checked(path, name, record)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def mark_best(directory: Path, update: int) -> None:
@@ -228,7 +231,11 @@ def _prune(directory: Path, keep: int) -> None:
                 link.unlink()
     for leftover in directory.glob(".tmp-*"):
         pid = leftover.name.rpartition("-")[2]
-        if not (pid.isdigit() and _alive(int(pid))):
+        try:
+            os.kill(int(pid), 0)
+        except PermissionError:  # it is alive, and another user's
+            continue
+        except (ValueError, ProcessLookupError):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -239,33 +246,14 @@ def _remove(path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def stored(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The content of a safetensors file."""
+def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Encode tensors as a safetensors file."""
     return safetensors_bytes({key: value.detach().contiguous().cpu() for key, value in tensors.items()})
 
 
-def _write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file ourselves: the serialisers report a full disk only as errors of their own types."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSettings | None = None) -> Agent:
-    """The agent of a checkpoint, ready to act. InputMissing where it names modules that are not trusted; a library's
-    caller trusts those that are in `own`, settings of the caller's.
-    """
+    """Load the agent of a checkpoint, ready to act. InputMissing where it names modules that are not trusted; a caller
+    from Python trusts those in `own`, which are settings of its own."""
     trusted = own.model_dump() if own is not None else None
     trust.require_all(checkpoint.record["agent"], where=checkpoint.label, trusted=trusted)
     with checkpoint.understood():
@@ -283,29 +271,19 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
                 agent.target_heads = agent.advantage_scale = agent.temperature = None
             return agent
 
+        is_plain = settings.timestep.kind == "auto" and not isinstance(settings.sequence, SequencePluginSettings)
         # Modules of a plug-in may need values while they are built; its author is trusted.
-        if _is_built_in(settings):
-            fitting = make_outline(make, weights)
-            require_fit(fitting, weights)
-            _require_memory(fitting, checkpoint.record["context_length"])
+        if is_plain and all(loss.kind == "next-step" for loss in settings.auxiliary_losses):
+            outline, context = make_outline(make, weights), checkpoint.record["context_length"]
+            require_fit(outline, weights)
+            size = count_bytes(outline.sequence.memory(num_actors=1, capacity=context, device="meta"))
+            if size > _MOST_MEMORY:  # more than any agent that is trained remembers
+                raise Mismatch(f"a context of {context:,} tokens takes {size / 2**30:,.0f} GiB an actor")
         with limit_parameters(weights):
             agent = make()
         require_fit(agent, weights)
         agent.load_state_dict(weights)
     return agent.to(resolve_device(device)).eval()
-
-
-def _is_built_in(settings: AgentSettings) -> bool:
-    """Check whether all modules of an agent are those of this package."""
-    plain = settings.timestep.kind == "auto" and not isinstance(settings.sequence, SequencePluginSettings)
-    return plain and all(loss.kind == "next-step" for loss in settings.auxiliary_losses)
-
-
-def _require_memory(agent: Agent, context: int) -> None:
-    """Raise Mismatch if what an actor remembers of `context` tokens would be larger than any that is trained."""
-    size = count_bytes(agent.sequence.memory(num_actors=1, capacity=context, device="meta"))
-    if size > _MOST_MEMORY:
-        raise Mismatch(f"a context of {context:,} tokens takes {size / 2**30:,.0f} GiB an actor")
 
 
 def resolve_device(name: str) -> torch.device:

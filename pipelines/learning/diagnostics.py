@@ -41,7 +41,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
     training = agent.training
     agent.eval()
     try:
-        figures = _figures(agent, batch, torch.Generator(batch.mask.device).manual_seed(seed))
+        figures = _compute_figures(agent, batch, torch.Generator(batch.mask.device).manual_seed(seed))
     finally:
         agent.train(training)
     out = {}
@@ -50,7 +50,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
     return {**out, "mask": batch.mask.cpu().numpy()}
 
 
-def _figures(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> dict[str, Tensor]:
+def _compute_figures(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> dict[str, Tensor]:
     """Compute each figure at the valid steps (N, G)."""
     states_BTD = agent.encode(batch)
     target_NG = agent.targets(batch, states_BTD, generator)
@@ -106,24 +106,24 @@ def probe(
 
     `encode` returns tokens (B, T, W) of windows and places, their time (B, T), and which are valid.
     """
-    with _activations(timestep) as early, _activations(sequence) as late:
+    with _collect_activations(timestep) as early, _collect_activations(sequence) as late:
         tokens_BTW, time_BT, real_BT = encode(slice(_WINDOWS), slice(_TOKENS))
         figures = sequence.inspect(tokens_BTW, time_BT)
     for name, found in (("timestep", early), ("sequence", late)):
-        dead = [dead_units(x_BTW, real_BT) for x_BTW in found if x_BTW.dim() == 3]
+        dead = [find_dead_units(x_BTW, real_BT) for x_BTW in found if x_BTW.dim() == 3]
         if dead:
             figures[f"dead_units_{name}"] = torch.cat(dead).float().mean()
     return figures
 
 
-def dead_units(x_BTW: Tensor, real_BT: Tensor) -> Tensor:
-    """Return whether each unit of a layer is dead (W,)."""
+def find_dead_units(x_BTW: Tensor, real_BT: Tensor) -> Tensor:
+    """Find which units of a layer are dead: (W,) bool."""
     mean_W = x_BTW[real_BT].float().abs().mean(0)
     return mean_W <= _DEAD * mean_W.mean()
 
 
 @contextmanager
-def _activations(module: nn.Module) -> Iterator[list[Tensor]]:
+def _collect_activations(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the outputs of activations in `module` while the context lasts."""
     found: list[Tensor] = []
 

@@ -101,7 +101,7 @@ class ExactHeads(CriticHeads):
         drawn_MNG: Tensor,
         how: Reduction,
     ) -> Tensor:
-        return reduce(_expectation(self.critic(h_ND), self.policy.probs(params_NGP, legal)), drawn_MNG, how)
+        return reduce(_take_expectation(self.critic(h_ND), self.policy.probs(params_NGP, legal)), drawn_MNG, how)
 
     def next_and_taken_values(
         self,
@@ -117,7 +117,7 @@ class ExactHeads(CriticHeads):
         probs_NGA, table_CNGA = self.policy.probs(params_NGP, legal), self.critic(h_ND)
         index_NG1 = self.policy.index(action)[:, None, None].expand(*table_CNGA.shape[1:3], 1)
         taken_CNG = table_CNGA.gather(-1, index_NG1.expand(len(table_CNGA), -1, -1, -1))[..., 0]
-        value_NG, taken_NG = reduce_both(_expectation(table_CNGA, probs_NGA), taken_CNG, drawn_MNG, how)
+        value_NG, taken_NG = reduce_both(_take_expectation(table_CNGA, probs_NGA), taken_CNG, drawn_MNG, how)
         return value_NG, taken_NG, probs_NGA.gather(-1, index_NG1)[..., 0]
 
     def critic_loss(
@@ -139,7 +139,7 @@ class ExactHeads(CriticHeads):
         self, data: DataValues, action: Tensor, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor,
         drawn_MNG: Tensor | None,
     ) -> PolicyValues:  # fmt: skip
-        q_CNG = _expectation(data.shared, self.policy.probs(params_NGP, legal))
+        q_CNG = _take_expectation(data.shared, self.policy.probs(params_NGP, legal))
         min_q_NG = None if drawn_MNG is None else reduce(q_CNG, drawn_MNG, "min")
         return PolicyValues(min_q_NG=min_q_NG, q_CNG=q_CNG.detach())
 
@@ -218,7 +218,7 @@ class _SampledHeads(CriticHeads):
         the dataset action."""
         stored = self.policy.to_stored(own_NGKF)
         is_taken_NGK = self._is_taken(action, stored)
-        flat = _entries(stored)
+        flat = _flatten_entries(stored)
         same_NGKK = (flat[:, :, :, None] == flat[:, :, None]).all(-1)
         is_first_NGK = ~same_NGKK.tril(-1).any(-1) & ~is_taken_NGK
         value_CNGK = self.critic(data.shared, self._smoothed(own_NGKF), is_first_NGK)
@@ -229,7 +229,7 @@ class _SampledHeads(CriticHeads):
     def _is_taken(self, action: Tensor, own: Tensor) -> Tensor:
         """Return whether stored actions (N, G, K, ...) equal the dataset actions, (N, G, K). Where all do, their value
         must be bit-identical: an advantage that is only rounding error would pass the filter."""
-        return (_entries(own) == _entries(action[:, None, None].to(own.dtype))).all(-1)
+        return (_flatten_entries(own) == _flatten_entries(action[:, None, None].to(own.dtype))).all(-1)
 
     def _samples(self, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor) -> Tensor:
         """Sample actions as features (N, G, K, F)."""
@@ -241,7 +241,7 @@ class _SampledHeads(CriticHeads):
         return smoothing + (1 - 2 * smoothing) * action if smoothing else action
 
 
-def heads(
+def make_heads(
     state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, type: AgentType
 ) -> Heads:
     """Construct the heads for an action space and an agent type; the policy head may have more inputs than a state."""
@@ -253,10 +253,10 @@ def heads(
     return _SampledHeads(state_size, policy_size, policy, space, gammas, settings, type)
 
 
-def _entries(action_NGK: Tensor) -> Tensor:
-    """Return stored actions with their entries along one last dimension (N, G, K, entries)."""
+def _flatten_entries(action_NGK: Tensor) -> Tensor:
+    """Put the entries of stored actions along one last dimension (N, G, K, entries)."""
     return action_NGK[..., None] if action_NGK.dim() == 3 else action_NGK.flatten(3)
 
 
-def _expectation(table_CNGA: Tensor, probs_NGA: Tensor) -> Tensor:
+def _take_expectation(table_CNGA: Tensor, probs_NGA: Tensor) -> Tensor:
     return (table_CNGA * probs_NGA).sum(-1)

@@ -107,9 +107,12 @@ def actor_loss(inputs: LossInputs) -> Tensor:
         weight_NG = inputs.critics.weight_NG
     if importance_N is not None:
         weight_NG = weight_NG * importance_N[:, None]
-    loss = inputs.type.bc_weight * _behaviour_cloning_loss(inputs.log_prob_NG, weight_NG)
-    if inputs.min_q_NG is not None:
-        loss = loss + inputs.type.actor_weight * _policy_gradient_loss(inputs.min_q_NG, importance_N)
+    num_discounts = inputs.log_prob_NG.shape[1]  # sums over steps, means over discounts
+    loss = inputs.type.bc_weight * (-(weight_NG * inputs.log_prob_NG).sum() / num_discounts)
+    if (value_NG := inputs.min_q_NG) is not None:
+        if importance_N is not None:
+            value_NG = value_NG * importance_N[:, None]
+        loss = loss + inputs.type.actor_weight * (-value_NG.sum() / num_discounts)
     return loss
 
 
@@ -138,18 +141,6 @@ TERMS: Mapping[str, _Term] = {
     "critic_loss": _Term(critic_loss, lambda settings: settings.critic_weight),
     "entropy_loss": _Term(entropy_loss, lambda settings: 1.0),
 }
-
-
-def _policy_gradient_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
-    """-Q of the policy's own actions, mean over discounts, sum over steps, each times its importance weight."""
-    if importance_N is not None:
-        value_NG = value_NG * importance_N[:, None]
-    return -value_NG.sum() / value_NG.shape[1]
-
-
-def _behaviour_cloning_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
-    """Weighted negative log-likelihood of the imitated actions, mean over discounts, sum over steps."""
-    return -(weight_NG * log_prob_NG).sum() / log_prob_NG.shape[1]
 
 
 def squared_error(value: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,7 +243,7 @@ def reduce_both(values: Tensor, others: Tensor, drawn: Tensor, how: Reduction) -
 
 
 def binary(advantage: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
-    """Return 1 where the advantage is above `threshold` (Wang et al. 2020, arXiv 2006.15134)."""
+    """Keep steps with weight 1 where the advantage is above `threshold` (Wang et al. 2020, arXiv 2006.15134)."""
     return (advantage > threshold).to(advantage.dtype)
 
 

@@ -27,7 +27,7 @@ from pipelines.files.json import Form, fits
 from pipelines.files.malformed import UNREADABLE, reason
 from pipelines.lake.storage import Storage, is_remote
 from pipelines.lake.store import Lake
-from pipelines.learning.checkpoint import Checkpoint, CheckpointRecord, stored
+from pipelines.learning.checkpoint import Checkpoint, CheckpointRecord, encode_tensors
 
 FOLDER = "policies"
 KEPT = 3  # newest policies of a run
@@ -44,7 +44,7 @@ class _Pointer(Form):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedPolicy:
     """The newest policy of a run in a lake; `checksum` is that of its record."""
 
     run: str
@@ -53,7 +53,7 @@ class Published:
 
 
 def folder_name(run: str) -> str:
-    """Return the name of a run's folder of policies.
+    """Name a run's folder of policies.
 
     >>> folder_name("my maze-1f9c")
     'my-maze-1f9c'
@@ -77,7 +77,7 @@ class PolicyWriter:
         if self._kept is None:
             listed = storage.names(self._folder)
             self._kept = sorted(file.removesuffix(".json") for file in listed if re.fullmatch(r"\d{6,}\.json", file))
-        weights = stored(checkpoint.acting)
+        weights = encode_tensors(checkpoint.acting)
         record = {key: checkpoint.record[key] for key in _RECORDED if key in checkpoint.record}
         content = seal(record | {"run": self._run}, {f"{name}.safetensors": weights})
         pointer = {"update": checkpoint.update, "run": folder_name(self._run), "time": time.time()}
@@ -98,7 +98,7 @@ class PolicyWriter:
             self._kept = self._kept[-KEPT:]
 
 
-def followed(place: str) -> tuple[str, str] | None:
+def find_published_lake(place: str) -> tuple[str, str] | None:
     """Split LAKE or LAKE/RUN into the lake and the run whose policies are followed ("": the only one); None for a
     directory outside of any lake. The lake may not exist yet.
     """
@@ -117,8 +117,8 @@ def _has_lake(place: str) -> bool:
     return (Path(place) / "lake.json").is_file()
 
 
-def newest(lake: Lake, run: str = "") -> Published | None:
-    """Return the newest policy of `run` ("": of the only run that publishes); None if there is none yet.
+def find_newest(lake: Lake, run: str = "") -> PublishedPolicy | None:
+    """Find the newest policy of `run` ("": of the only run that publishes); None if there is none yet.
 
     UsageError if several runs publish; IntegrityError if the pointer is damaged; OSError as the storage raises it.
     """
@@ -140,12 +140,12 @@ def newest(lake: Lake, run: str = "") -> Published | None:
         pointer = parse_sealed(found[0], _LATEST)
         if not fits(pointer, _Pointer) or pointer["run"] != run:
             raise Mismatch(f"{_LATEST} is not that of a policy of '{run}'")
-        return Published(run, pointer["update"], pointer["files"][f"{pointer['update']:06d}.json"])
+        return PublishedPolicy(run, pointer["update"], pointer["files"][f"{pointer['update']:06d}.json"])
     except UNREADABLE as error:
         raise IntegrityError(f"'{lake.storage.url(key)}' is damaged: {reason(error)}", hint="train again") from error
 
 
-def load(lake: Lake, found: Published) -> Checkpoint:
+def load(lake: Lake, found: PublishedPolicy) -> Checkpoint:
     """Load a published policy. InputMissing if it is gone, IntegrityError if it is damaged or too large."""
     name = f"{FOLDER}/{found.run}/{found.update:06d}"
     try:
@@ -155,7 +155,7 @@ def load(lake: Lake, found: Published) -> Checkpoint:
         record = parse_sealed(content, f"{found.update:06d}.json")
         if record.get("update") != found.update or not fits(record, CheckpointRecord):
             raise Mismatch("its record is not that of this policy")
-        tensors = load_tensors(_weights(lake.storage, f"{name}.safetensors", record))
+        tensors = load_tensors(_read_weights(lake.storage, f"{name}.safetensors", record))
     except FileNotFoundError as error:
         raise InputMissing(f"policy {found.update} of '{found.run}' is gone from '{lake.name}'") from error
     except _UNREADABLE as error:
@@ -163,8 +163,8 @@ def load(lake: Lake, found: Published) -> Checkpoint:
     return Checkpoint(path=Path(lake.storage.url(name)), record=record, weights=tensors, average={})
 
 
-def _weights(storage: Storage, key: str, record: dict[str, Any]) -> bytes:
-    """Return the content of a file that `record` vouches for; this host may have an older one of the same name."""
+def _read_weights(storage: Storage, key: str, record: dict[str, Any]) -> bytes:
+    """Read a file that `record` vouches for; this host may have an older one of the same name."""
     expected = record["files"].get(key.rpartition("/")[2])
     for last in (False, True):
         if storage.size(key) > _WEIGHTS_BYTES:

@@ -20,7 +20,7 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning import published
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint
-from pipelines.learning.published import Published
+from pipelines.learning.published import PublishedPolicy
 from pipelines.rollout.policies import Acting, random_policy, trained
 
 SECONDS, _FAR_SECONDS = 2.0, 10.0  # between two checks; far: in an object store, where each is a request
@@ -98,26 +98,26 @@ class _LakeSource:
     def identity(self) -> str:
         return self._run
 
-    def newest(self) -> Published | None:
+    def newest(self) -> PublishedPolicy | None:
         if self._lake is None:
-            found = published.followed(self._place)
+            found = published.find_published_lake(self._place)
             lake = None if found is None else Lake.find(found[0])
             if found is None or lake is None:
                 return None
             self._lake, self._run = lake, found[1]
-        policy = published.newest(self._lake, self._run)
+        policy = published.find_newest(self._lake, self._run)
         if policy is not None:
             self._run = policy.run
         return policy
 
-    def load(self, newest: Published) -> Checkpoint:
+    def load(self, newest: PublishedPolicy) -> Checkpoint:
         assert self._lake is not None
         return published.load(self._lake, newest)
 
 
 def policy_source(place: str) -> _PolicySource:
     """Find the source at a run's directory, or at a lake where policies are published."""
-    if is_remote(place) or published.followed(place) is not None:
+    if is_remote(place) or published.find_published_lake(place) is not None:
         return _LakeSource(place)
     return RunSource(Path(place))
 

@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 from pipelines.config.model import TransformerSettings
-from pipelines.learning.diagnostics import dead_units, probe
+from pipelines.learning.diagnostics import find_dead_units, probe
 from pipelines.nets.transformer import Transformer
 
 
 def test_dead_units_by_hand():
     x = torch.tensor([[[1.0, -0.01, 0.0, -3.0], [2.0, -0.01, 0.0, 1.0], [9.0, 9.0, 9.0, 9.0]]])
     real = torch.tensor([[True, True, False]])  # means 1.5, .01, 0, 2; of all .8775; a 40th of it .022
-    assert dead_units(x, real).tolist() == [False, True, True, False]
+    assert find_dead_units(x, real).tolist() == [False, True, True, False]
 
 
 def transformer(**settings):

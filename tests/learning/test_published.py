@@ -15,7 +15,7 @@ from pipelines.files.checksums import seal
 from pipelines.lake.store import Lake
 from pipelines.learning import published
 from pipelines.learning.checkpoint import Checkpoint
-from pipelines.learning.published import KEPT, PolicyWriter, folder_name, followed, load, newest
+from pipelines.learning.published import KEPT, PolicyWriter, find_newest, find_published_lake, folder_name, load
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -35,14 +35,14 @@ def policies(lake: Lake) -> list[str]:
 
 
 def test_what_is_published_is_what_acts(lake: Lake) -> None:
-    assert newest(lake) is None
+    assert find_newest(lake) is None
     writer = PolicyWriter(lake, "run-1")
     writer.write(checkpoint(200))
-    found = newest(lake)
+    found = find_newest(lake)
     assert found is not None
     assert (found.run, found.update) == ("run-1", 200)
-    assert newest(lake, "run-1") == found
-    assert newest(lake, "run-2") is None
+    assert find_newest(lake, "run-1") == found
+    assert find_newest(lake, "run-2") is None
     assert policies(lake) == ["000200.json", "000200.safetensors", "latest.json"]
     loaded = load(lake, found)
     assert loaded.update == 200
@@ -59,7 +59,7 @@ def test_a_few_are_kept_in_the_order_of_publication(lake: Lake) -> None:
     resumed = PolicyWriter(lake, "run-1")
     for update in (50, 100):  # of a fresh start
         resumed.write(checkpoint(update))
-        found = newest(lake)
+        found = find_newest(lake)
         assert found is not None
         assert load(lake, found).update == update
     assert [name for name in policies(lake) if name.endswith(".json")] == [
@@ -74,7 +74,7 @@ def test_the_same_update_published_again_is_read_anew(lake: Lake) -> None:
     writer = PolicyWriter(lake, "run-1")
     for value in (1.0, 2.0):
         writer.write(checkpoint(7, value=value))
-        found = newest(lake)
+        found = find_newest(lake)
         assert found is not None
         assert float(load(lake, found).acting["a"][0]) == value
 
@@ -83,11 +83,11 @@ def test_one_of_several_runs_must_be_named(lake: Lake) -> None:
     for run in ("run-1", "run-2"):
         PolicyWriter(lake, run).write(checkpoint(1))
     with pytest.raises(UsageError, match=r"2 runs publish policies in .*: run-1, run-2; name one: LAKE/RUN"):
-        newest(lake)
-    assert newest(lake, "run-2") is not None
+        find_newest(lake)
+    assert find_newest(lake, "run-2") is not None
     for name in ("../run-1", "", ".."):
         with pytest.raises(UsageError):
-            newest(lake, name)
+            find_newest(lake, name)
 
 
 def test_two_that_publish_the_same_run_notice(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_two_that_publish_the_same_run_notice(lake: Lake, monkeypatch: pytest.Mo
     monkeypatch.setattr(lake.storage, "write", meanwhile)
     with pytest.raises(FileExistsError):
         writer.write(checkpoint(5))
-    found = newest(lake)
+    found = find_newest(lake)
     assert found is not None
     assert found.update == 9
     load(lake, found)
@@ -110,12 +110,12 @@ def test_two_that_publish_the_same_run_notice(lake: Lake, monkeypatch: pytest.Mo
 
 def test_a_place_is_split_into_lake_and_run(lake: Lake) -> None:
     place = lake.name
-    assert followed(place) == (place, "")
-    assert followed(f"{place}/run-1") == (place, "run-1")
+    assert find_published_lake(place) == (place, "")
+    assert find_published_lake(f"{place}/run-1") == (place, "run-1")
     if place.startswith("s3"):
-        assert followed(f"{place}/not/there") == (f"{place}/not/there", "")  # not there yet
+        assert find_published_lake(f"{place}/not/there") == (f"{place}/not/there", "")  # not there yet
     else:
-        assert followed(str(Path(place).parent / "elsewhere")) is None
+        assert find_published_lake(str(Path(place).parent / "elsewhere")) is None
 
 
 def test_a_name_becomes_one_of_a_folder() -> None:
@@ -158,7 +158,7 @@ def test_what_was_altered_is_refused(lake: Lake, damage: str, tmp_path: Path, mo
     there = Lake(lake.name)
 
     def act() -> None:
-        found = newest(there)
+        found = find_newest(there)
         assert found is not None
         load(there, found)
 
@@ -172,7 +172,7 @@ def test_weights_that_are_too_large_are_not_fetched(lake: Lake, monkeypatch: pyt
     PolicyWriter(lake, "run-1").write(checkpoint(200))
     monkeypatch.setattr(published, "_WEIGHTS_BYTES", 10)
     monkeypatch.setattr(lake.storage, "fetch", None)
-    found = newest(lake)
+    found = find_newest(lake)
     assert found is not None
     with pytest.raises(AmagoError, match="weights have more than"):
         load(lake, found)
