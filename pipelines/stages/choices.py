@@ -156,7 +156,7 @@ class EnvFacts:
         return max(float(LONG_EPISODE), math.sqrt(self.horizon * max(self.length_mean, 1.0)))
 
     def document(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
+        """Convert the facts to plain data."""
         return asdict(self)
 
 
@@ -191,7 +191,7 @@ class Choices:
     rows: list[Choice] = field(default_factory=list)
 
     def find(self, setting: str, otherwise: Any = None) -> Any:
-        """Return the user's own value of a dotted setting."""
+        """Look up the user's own value of a dotted setting."""
         found: Any = self.given
         for key in setting.split("."):
             if not isinstance(found, Mapping) or key not in found:
@@ -219,7 +219,7 @@ class Choices:
         return row.value
 
     def document(self) -> dict[str, Any]:
-        """Return the chosen settings as a document, without those that the user gives."""
+        """Nest the chosen settings in a document, without those that the user gives."""
         found: dict[str, Any] = {}
         for row in self.rows:
             if row.given:
@@ -286,7 +286,7 @@ class Choices:
             context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
         context = self.choose("train.context_length", context, reason)
         tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
-        windows = max(LEAST_WINDOWS, tokens // _as_number(context, WHOLE_ATTEMPTS))
+        windows = max(LEAST_WINDOWS, tokens // _to_number(context, WHOLE_ATTEMPTS))
         parts = self.find("train.ranks", 1) * self.find("train.grad_accumulation", 1)
         windows = -(-windows // parts) * parts
         self.choose("train.batch_size", windows, f"about {tokens:,} time steps an update")
@@ -348,13 +348,13 @@ class Choices:
         self.choose("collect.actors", actors, reason)
 
     def _count_first_steps(self) -> int:
-        """Return how many steps an actor takes until there is something to learn from: an episode, or a window of one,
+        """Count the steps that an actor takes until there is something to learn from: an episode, or a window of one,
         as a chain stores running episodes in pieces when too much would be missing (`collect.chunk_steps`)."""
         longest = max(self.facts.longest, 1)
         if self.find("collect.chunk_steps", "auto") == 0:
             return longest
         context = next(row.value for row in self.rows if row.setting == "train.context_length")
-        return min(longest, _as_number(context, WHOLE_EPISODE))
+        return min(longest, _to_number(context, WHOLE_EPISODE))
 
     def choose_schedule(self, rates: Rates | None, *, spent: float = 0.0) -> float | None:
         """Choose epochs, steps, updates and evaluations that fill the budget, and what is a share of them. Return the
@@ -373,7 +373,7 @@ class Choices:
             left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
             plan = self._plan_time(rates, left, tokens=tokens, actors=actors, first=first)
         epochs = self.choose("epochs", plan.epochs, plan.why_epochs)
-        collect = _as_number(self.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
+        collect = _to_number(self.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
         train = self.choose("train.steps", plan.train, plan.why_train)
         if collect != plan.collect:
             plan = replace(plan, collect=collect, first_collect=max(collect, first))
@@ -399,10 +399,10 @@ class Choices:
         self._choose_evaluation(plan)
 
     def _count_units(self) -> tuple[int, int, int]:
-        """Return the number of actors, the time steps of an update, and the least steps of the first epoch."""
+        """Read off the number of actors, the time steps of an update, and the least steps of the first epoch."""
         values = {row.setting: row.value for row in self.rows}
-        actors = _as_number(values["collect.actors"], ACTORS)
-        context = _as_number(values["train.context_length"], min(self.facts.longest, WHOLE_ATTEMPTS))
+        actors = _to_number(values["collect.actors"], ACTORS)
+        context = _to_number(values["train.context_length"], min(self.facts.longest, WHOLE_ATTEMPTS))
         tokens = values["train.batch_size"] * context
         first = actors  # running episodes are stored in pieces
         if self.find("collect.chunk_steps", "auto") == 0:
@@ -438,7 +438,7 @@ class Choices:
         self.choose("train.half_life", half_life, "what an older policy did counts less")
 
     def _limit_first_steps(self, actors: int) -> float:
-        """Return how many steps may pass before every actor has filled a window, or ended an episode."""
+        """Limit the steps that pass before every actor has filled a window, or ended an episode."""
         budget = self.budget
         if budget.steps is not None:
             return budget.steps / EPISODES_PER_ACTOR
@@ -548,8 +548,8 @@ class _Plan:
         return [*collect, *train, chooser, closing]
 
 
-def _as_number(value: Any, otherwise: int) -> int:
-    """Return a setting as a number, also where the user gives "auto"."""
+def _to_number(value: Any, otherwise: int) -> int:
+    """Convert a setting to a number; `otherwise` where the user gives "auto"."""
     return value if isinstance(value, int) else otherwise
 
 

@@ -123,7 +123,7 @@ def _describe_interval(name: str, score: ScoreInterval | None) -> dict[str, Any]
 def _tabulate(
     groups: Sequence[RunGroup], better: Sequence[Improvement], metric: str, statistic: Statistic
 ) -> list[Table]:
-    """Return a row for each group, with the probability that it improves on the first, which is the baseline."""
+    """Tabulate the groups, a row each, with the probability that it improves on the first, which is the baseline."""
     baseline = groups[0].name
     over = {each.better: each.probability for each in better if each.than == baseline}
     shared = {group.scored_on for group in groups if group.scores}

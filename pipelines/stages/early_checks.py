@@ -19,7 +19,7 @@ WEIGHTS = "weights"
 
 
 def bundle_document(directory: Path, *, foreign: bool = False) -> dict[str, Any]:
-    """Return the settings that a bundle has: its environment. `foreign`: raise InputMissing if that would import a
+    """Read the settings that a bundle has: its environment. `foreign`: raise InputMissing if that would import a
     module, unless the user typed its name."""
     env: Mapping[str, Any] = load_record(directory)["env"]
     name = env.get("name")
@@ -54,7 +54,7 @@ def refuse_run_settings(settings: Settings, directory: Path, *, form: str, to: P
 
 
 def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
-    """Return where the policy of the bundle in `directory` is exported to. UsageError if it cannot be."""
+    """Find the directory to export the policy of the bundle in `directory` to. UsageError if it cannot be exported."""
     refuse_scheme(wanted.to, what="give a directory")
     if not wanted.of_policy or wanted.checkpoint != "latest":
         raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
@@ -64,7 +64,7 @@ def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
 
 
 def default_folder(lake: Lake) -> Path:
-    """Return the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
+    """Find the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
     if lake.run is None or not RunDirectory(lake.run).exists():
         raise UsageError(f"lake '{lake.name}' does not belong to a run", hint="say where to write: --to DIR")
     return lake.path.parent / "dataset"

@@ -15,7 +15,7 @@ POLL_SECONDS = 0.2
 
 
 def make_engine(settings: CollectSettings, count: int) -> Engine:
-    """Return the engine for about `count` tasks at a time."""
+    """Make the engine for about `count` tasks at a time."""
     return LocalEngine(count) if settings.engine == "local" else RayEngine(settings)
 
 

@@ -24,7 +24,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
     parts = [f"{where}: return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
-    curves = _curve_kinds(figures)
+    curves = _find_curves(figures)
     if curves and 1 < len(figures["per_attempt"]) <= _MOST_COLUMNS:
         values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
         form = ".2f" if curves[0] == "success" else ".4g"
@@ -47,7 +47,7 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     more than the intervals.
     """
     figures = report["metrics"]
-    rows = _score_rows(figures)
+    rows = _list_scores(figures)
     if "normalized_score" in figures:
         rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
     if "achievement_score" in figures:
@@ -60,7 +60,7 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
             rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     if other is not None:
         about = f"{name_mode(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
-        rows += [[f"{name} ({about})", *values] for name, *values in _score_rows(other["metrics"])]
+        rows += [[f"{name} ({about})", *values] for name, *values in _list_scores(other["metrics"])]
     wanted = report["settings"]
     which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
@@ -76,12 +76,12 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     return found + adaptation_tables({f"checkpoint {report['update']}": report})
 
 
-def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
+def _list_scores(figures: Mapping[str, Any]) -> list[list[Any]]:
     kinds = [kind for kind in ("return", "success") if f"{kind}_mean" in figures]
     return [[kind, figures[f"{kind}_mean"], *figures[f"{kind}_ci95"]] for kind in kinds]
 
 
-def _curve_kinds(figures: Mapping[str, Any]) -> list[str]:
+def _find_curves(figures: Mapping[str, Any]) -> list[str]:
     """Find which of success and return the evaluation's figures contain by attempt."""
     entries = figures["per_attempt"]
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
@@ -90,13 +90,13 @@ def _curve_kinds(figures: Mapping[str, Any]) -> list[str]:
 def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
     """Make tables of success and return by attempt, for the figures that all named reports have; `of` ends the
     titles."""
-    return [_tabulate_attempts(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared_kinds(reports)]
+    return [_tabulate_attempts(reports, kind, title=f"{kind} by attempt{of}") for kind in _find_shared_curves(reports)]
 
 
 def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
     """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
     pictures = []
-    for kind in _shared_kinds(reports):
+    for kind in _find_shared_curves(reports):
         series = []
         for label, report in reports.items():
             entries = report["metrics"]["per_attempt"]
@@ -110,8 +110,8 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
     return pictures
 
 
-def _shared_kinds(reports: Reports) -> list[str]:
-    return [kind for kind in _CURVES if all(kind in _curve_kinds(report["metrics"]) for report in reports.values())]
+def _find_shared_curves(reports: Reports) -> list[str]:
+    return [kind for kind in _CURVES if all(kind in _find_curves(report["metrics"]) for report in reports.values())]
 
 
 def _find_known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:

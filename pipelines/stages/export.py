@@ -112,9 +112,9 @@ def _export_policy(
 def choose_evaluation(
     checkpoint: Checkpoint, report: Mapping[str, Any], *, run: StoredRun | None, split: str, greedy: bool
 ) -> Evaluation | None:
-    """Return the one evaluation whose scores the card and the page show: the newest by which the run is scored at this
-    checkpoint, in which it acted as the bundle does; else, of that of the proof and that of the bundle it is made from,
-    the one of more episodes."""
+    """Choose the evaluation whose scores the card and the page show: the newest one of the run at this checkpoint, if
+    the policy acted in it as the bundle does. Otherwise, of the evaluation of the proof and that of the bundle it is
+    made from, the one with more episodes."""
     if run is not None and (found := model_card.find_evaluation(run, checkpoint.update, greedy=greedy)) is not None:
         return found
     proofs = [report.get("evaluations", {}).get("original")]
@@ -178,7 +178,7 @@ class _Proof:
     listener: Listener
 
     def make(self, chosen: tuple[str, ...]) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
-        """Return the files of the forms, what policy.json says of them, and the report of the proof."""
+        """Make the files of the forms, their entries in policy.json, and the report of the proof."""
         settings, checkpoint, greedy, listener = self.settings, self.checkpoint, self.greedy, self.listener
         agent = load_agent(checkpoint, own=settings.agent)
         capacity = checkpoint.record["context_length"]
@@ -222,7 +222,7 @@ class _Proof:
         )
 
     def _evaluate(self, files: Mapping[str, bytes], record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
+        """Score the policy and its forms on the same episodes. IntegrityError if the mean return of a
         form is outside the policy's interval."""
         settings, greedy, listener = self.settings, self.greedy, self.listener
         episodes, wanted = settings.export.episodes, settings.evaluate
@@ -256,7 +256,7 @@ class _Proof:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Return the proof as a table for people."""
+    """Tabulate the proof for people."""
     rows = []
     for form, agreement in report["forms"].items():
         figures = report["evaluations"].get(form)

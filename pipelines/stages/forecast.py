@@ -36,7 +36,7 @@ class Forecast:
     ) -> None:
         self._works, self._epochs, self._clock = works, epochs, clock
         self._stages = {work.place: work.stage for work in works}
-        self._before, self._after = _amounts(works[:done]), _amounts(works[done:])  # of each entry
+        self._before, self._after = _count_amounts(works[:done]), _count_amounts(works[done:])  # of each entry
         self._spent: dict[int, tuple[float, float]] = {}  # of each entry: seconds, and the amount done in them
         self._first, self._done = done, done - 1
         self._begin()
@@ -71,7 +71,7 @@ class Forecast:
         return forward
 
     def _estimate(self, event: Progress) -> tuple[float, float | None]:
-        """Return the share of the run done and the seconds left; without all costs, the share of stages and None."""
+        """Estimate the share of the run done and the seconds left; without all costs, the share of stages and None."""
         work, share = self._works[self._done], self._share(event)
         if self._at_first == 1:  # only the first can be work that an earlier process started
             self._at_first = share if self._done == self._first else 0.0
@@ -87,7 +87,7 @@ class Forecast:
         return past / (past + left) if past + left else 1.0, left
 
     def _share(self, event: Progress) -> float:
-        """Return the share of the current work that is done; counts of collect and train include earlier epochs."""
+        """Compute the share of the current work that is done; counts of collect and train include earlier epochs."""
         if not event.total:
             return 0.0
         work = self._works[self._done]
@@ -95,13 +95,13 @@ class Forecast:
         return min(max(1 - (event.total - event.done) / amount, 0.0), 1.0)
 
     def _cost(self, place: int) -> float | None:
-        """Return the seconds per unit of an entry, if known."""
+        """Average the seconds per unit of an entry, if known."""
         alike = [each for each in self._spent if self._stages[each] == self._stages[place]]
         seconds, amount = self._spent.get(place) or (self._spent[alike[-1]] if alike else (0.0, 0.0))
         return seconds / amount if amount else None
 
 
-def _amounts(works: Iterable[Work]) -> Counter[int]:
+def _count_amounts(works: Iterable[Work]) -> Counter[int]:
     found: Counter[int] = Counter()
     for work in works:
         found[work.place] += work.amount

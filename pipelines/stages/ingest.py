@@ -47,7 +47,7 @@ def run(
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    spaces, horizon = _of_environment(settings.env)
+    spaces, horizon = _read_environment(settings.env)
     with contextlib.ExitStack() as stack:
         opened = open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
         source = stack.enter_context(contextlib.closing(opened))
@@ -188,7 +188,7 @@ class _Ingestion:
             return
         for batch in self._unseen():
             if target and done + steps_of(batch) > target:
-                batch = _head(batch, target - done)
+                batch = _take_first(batch, target - done)
             if self._settings.env.name:
                 batch = replace(batch, infos=[replace(i, env=self._settings.env.name) for i in batch.infos])
             done += steps_of(batch)
@@ -238,8 +238,8 @@ def count_stored(lake: Lake, collector: str) -> tuple[int, int, int]:
     return int(rows[0][0]) + expired, int(rows[0][1]) + 1, expired
 
 
-def _head(batch: Trajectories, steps: int) -> Trajectories:
-    """Return the first trajectories of `batch`, until they have at least `steps` steps."""
+def _take_first(batch: Trajectories, steps: int) -> Trajectories:
+    """Take the first trajectories of `batch`, until they have at least `steps` steps."""
     count = taken = 0
     while taken < steps:
         taken += batch.rows[count] - 1
@@ -250,8 +250,8 @@ def _head(batch: Trajectories, steps: int) -> Trajectories:
     )
 
 
-def _of_environment(env: EnvSettings) -> tuple[Spaces | None, int | None]:
-    """Return the spaces and the time limit of the named environment; None if none is named."""
+def _read_environment(env: EnvSettings) -> tuple[Spaces | None, int | None]:
+    """Read the spaces and the time limit of the named environment; None if none is named."""
     if not env.name:
         return None, None
     from pipelines.rollout.environment import make_env

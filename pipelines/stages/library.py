@@ -100,7 +100,7 @@ def collect(
     if directory is not None:
         chosen = choose_by_hand(
             RunDirectory(directory),
-            fold({}, _assignments(named, settings)),
+            fold({}, _list_assignments(named, settings)),
             lambda document: _resolve(document, named, settings),
             fresh=fresh,
             listener=listener,
@@ -154,7 +154,7 @@ def train(
     given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
     directory, source = training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
-    base = _without_trackers(base)
+    base = _drop_trackers(base)
     if given and "train.lakes" in (settings or {}):
         raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
     if RunDirectory(directory).exists():
@@ -215,19 +215,19 @@ def evaluate(
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine
 
-    resolved = _resolve(_without_trackers(directory.load_document()), named, settings)
+    resolved = _resolve(_drop_trackers(directory.load_document()), named, settings)
     return engine.run(resolved, run=directory.path, listener=listener)
 
 
 def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, float | None]]:
-    """Return the lakes that `run` trains on, each with its initial and final weight."""
+    """List the lakes that `run` trains on, each with its initial and final weight."""
     if not lakes:
         raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
     return [(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
 
 
 def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:
-    """Return the run that trains on `lakes` (`run`, the run of the only lake, or runs/train) and the directory of the
+    """Find the run that trains on `lakes` (`run`, the run of the only lake, or runs/train) and the directory of the
     first lake (None if there is none or if it is in an object store), whose settings a new run adopts."""
     place = parse_share(lakes[0])[0] if lakes else None
     source = None if place is None or is_remote(place) else Path(place)
@@ -237,7 +237,7 @@ def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | N
 
 
 def default_run(name: str) -> Path:
-    """Return the directory of runs without a name: `gym:ALE/Pong-v5` -> runs/gym-ALE-Pong-v5."""
+    """Choose the directory of a run without a name: `gym:ALE/Pong-v5` -> runs/gym-ALE-Pong-v5."""
     return Path("runs") / (re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run")
 
 
@@ -249,21 +249,23 @@ def source_label(source: str) -> str:
 
 
 def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without its last policy: each call gives its own."""
+    """Drop the last policy from a run's configuration: each call gives its own."""
     table = {key: value for key, value in document.get("collect", {}).items() if key not in _OF_ONE_CALL}
     return {**document, "collect": table}
 
 
-def _without_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without its trackers: where to send something is the caller's choice."""
+def _drop_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the trackers from a run's configuration: where to send something is the caller's choice."""
     return {key: value for key, value in document.items() if key != "track"}
 
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:
     """Apply named arguments (None: not given) and `settings` to a run's configuration."""
-    return resolve({}, _assignments(named, settings), env_model=env_model, stored=base, source="call")
+    return resolve({}, _list_assignments(named, settings), env_model=env_model, stored=base, source="call")
 
 
-def _assignments(named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> list[tuple[tuple[str, ...], Any]]:
+def _list_assignments(
+    named: Mapping[str, Any], settings: Mapping[str, Any] | None
+) -> list[tuple[tuple[str, ...], Any]]:
     given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
     return [(tuple(key.split(".")), value) for key, value in given.items()]

@@ -49,14 +49,15 @@ class MadeRecipe:
         return Begun(settings=settings, recipe=self.record(given), document=self.document, is_new=True)
 
     def record(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
+        """Make the entry of run.json that stands in place of a recipe's name: the plan, and what the user gave instead
+        of a choice."""
         own = flatten(given)
         changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
         return {"name": "", "profile": "", "changed": changed, "given": own, "plan": self.plan}
 
 
 def make_budget(minutes: float | None, steps: int | None) -> Budget:
-    """Return the budget that the options give. UsageError if both do, or if it is not positive."""
+    """Make the budget that the options give. UsageError if both do, or if it is not positive."""
     if minutes is not None and steps is not None:
         raise UsageError("--minutes and --steps exclude each other", hint="give one of them")
     if steps is not None:
@@ -203,7 +204,7 @@ def begin(
     fresh: bool = False,
     listener: Listener = silent,
 ) -> Begun:
-    """Return the settings that the run at `directory` has begun with; of a new run, or with `fresh`, choose them.
+    """Find the settings that the run at `directory` has begun with; for a new run, or with `fresh`, choose them.
 
     `given` and `resolve` as for `make_recipe`. UsageError if the run has begun with others.
     """
@@ -220,7 +221,7 @@ def begin(
 
 
 def read_budget(plan: Mapping[str, Any]) -> Budget:
-    """Return the budget of a stored plan. IntegrityError if it is damaged."""
+    """Read the budget of a stored plan. IntegrityError if it is damaged."""
     budget = plan.get("budget")
     minutes, steps = (budget.get("minutes"), budget.get("steps")) if isinstance(budget, dict) else (None, None)
     if isinstance(minutes, float) and steps is None:
@@ -231,7 +232,7 @@ def read_budget(plan: Mapping[str, Any]) -> Budget:
 
 
 def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what `MadeRecipe.record` has recorded in a run that has begun; None if the run has not.
+    """Read what `MadeRecipe.record` has recorded in a run that has begun; None if the run has not.
 
     UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
     setting that is added, or given another value, is a change as in any run.

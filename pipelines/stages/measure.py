@@ -64,7 +64,9 @@ def measure_env(
         spec = played.spec
         probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
-        rollout = Rollout(played, probe, on_episode=(seen := _Seen(actors)).note, on_env_error=collect.on_env_error)
+        rollout = Rollout(
+            played, probe, on_episode=(seen := _PlayedEpisodes(actors)).note, on_env_error=collect.on_env_error
+        )
         seen.play(rollout, least, seconds, clock, listener)
     observation = spec.spaces.observation
     first_episodes, lengths = seen.first_episodes, seen.lengths
@@ -95,7 +97,7 @@ def measure_env(
     )
 
 
-class _Seen:
+class _PlayedEpisodes:
     """Episodes by number, and what all steps took."""
 
     def __init__(self, actors: int) -> None:
@@ -201,7 +203,7 @@ class _Stopwatch:
     listener: Listener
 
     def time_updates(self, clock: Callable[[], float]) -> float:
-        """Return the median seconds of an update."""
+        """Measure the median seconds of an update."""
         took: list[float] = []
         batch = self._record_batch()
         for number in range(_WARMUP_UPDATES + 1000):
@@ -215,7 +217,7 @@ class _Stopwatch:
         return float(np.median(took))
 
     def _record_batch(self) -> Batch:
-        """Return full windows of a few steps of random play, repeated. What an update costs depends on the data: a text
+        """Fill windows with a few steps of random play, repeated. What an update costs depends on the data: a text
         that never changes is encoded once, where made-up ones would take seconds."""
         learner = self.learner
         stored: list[Trajectories] = []
@@ -237,7 +239,7 @@ class _Stopwatch:
         return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
 
     def time_acting(self, clock: Callable[[], float]) -> float:
-        """Return the seconds of a step of all actors, once their memories are as full as they get in the time."""
+        """Measure the seconds of a step of all actors, once their memories are as full as they get in the time."""
         learner = self.learner
         agent, context = learner.agent.eval(), learner.settings.resolved_context_length
         policy = AgentPolicy(

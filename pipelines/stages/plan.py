@@ -96,7 +96,7 @@ def _list_stages(settings: Settings) -> Iterator[PlannedStage]:
 
 
 def _find_chooser(settings: Settings) -> int | None:
-    """Return the place of the entry that chooses the best checkpoint where the recipe leaves that open: the first that
+    """Find the entry that chooses the best checkpoint where the recipe leaves that open, by its place: the first that
     evaluates the newest one on tasks that may be used for it. Scores of two entries could not be compared."""
     evaluations = {
         place: settings.for_stage(entry).evaluate
@@ -114,7 +114,7 @@ def _find_chooser(settings: Settings) -> int | None:
 
 
 def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
-    """Return whether `entry` runs in `epoch` (0-based) of `epochs`."""
+    """Check whether `entry` runs in `epoch` (0-based) of `epochs`."""
     start = entry.start_epoch if entry.start_epoch >= 0 else epochs + entry.start_epoch
     if epoch < start or (entry.stop_epoch is not None and epoch >= entry.stop_epoch):
         return False
@@ -124,7 +124,7 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
 
 
 def in_chain(settings: Settings, run: Path) -> list[Source]:
-    """Return the lakes that a chain's train stage samples from: those of `train.lakes`, otherwise all that the chain
+    """List the lakes that a chain's train stage samples from: those of `train.lakes`, otherwise all that the chain
     fills."""
     texts: Sequence[str] = settings.train.lakes
     if not texts:
@@ -135,7 +135,7 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
 
 
 def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:
-    """Return every lake that a train stage of the chain samples from, in order. UsageError if one would have nothing to
+    """List every lake that a train stage of the chain samples from, in order. UsageError if one would have nothing to
     sample."""
     mixtures = [in_chain(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
     for mixture in mixtures:

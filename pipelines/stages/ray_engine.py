@@ -43,7 +43,7 @@ class TaskHost:
         self._channel = Channel(lambda kind, body: self._posted.put((kind, body)))
 
     def place(self) -> tuple[str, int]:
-        """Return host and process id."""
+        """Report the host and the process id."""
         return socket.gethostname(), os.getpid()
 
     def perform(self, task: bytes, caller: Caller) -> None:
@@ -169,7 +169,7 @@ class RayEngine:
                 raise StageFailed("no node of the Ray cluster is alive", hint="repeat the command")
 
     def shortage(self) -> str:
-        """Return which resources tasks are waiting for; "" also for those that have theirs and are starting."""
+        """Name the resources that tasks are waiting for; "" also for those that have theirs and are starting."""
         alive = [each for each in self._running if not each.ended]
         started = sum(each.has_started for each in alive)
         if started == len(alive):
@@ -207,7 +207,7 @@ class RayTask:
         return bool(self._ray.wait([ref], timeout=0)[0])
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Return what the task has posted since the last call, oldest first."""
+        """Receive what the task has posted since the last call, oldest first."""
         found: list[tuple[str, Any]] = []
         self.has_started  # noqa: B018 (learns the process id)
         if self.ended or not self._is_ready(self.fetched):

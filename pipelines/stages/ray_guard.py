@@ -32,12 +32,12 @@ def main() -> None:
 
 
 def _find_alive(known: dict[int, str]) -> list[int]:
-    """Return which of these processes are alive; a number may have been given to another since."""
+    """Find which of these processes are alive; the id of an ended one may belong to another process by now."""
     return [pid for pid, began in known.items() if (facts := _read_facts(pid)) is not None and facts[1] == began]
 
 
 def descendants(parent: int) -> dict[int, str]:
-    """Return the start times of all processes below `parent`."""
+    """Find the start times of all processes below `parent`."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         facts = _read_facts(int(entry.name))
@@ -52,7 +52,7 @@ def descendants(parent: int) -> dict[int, str]:
 
 
 def _read_facts(pid: int) -> tuple[int, str] | None:
-    """Return the parent and the start time of a process; None if it has ended."""
+    """Read the parent and the start time of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

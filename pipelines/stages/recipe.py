@@ -111,7 +111,7 @@ def _run_without_recipe(
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Return the extras that `recipe` needs, "a,b" (None: none), and whether they are installed."""
+    """List the extras that `recipe` needs, as "a,b" (None: none), and whether they are installed."""
     found = [envs.requirement(recipe["env"]["name"])] if "env" in recipe else []
     if "source" in recipe:
         found.append(sources.requirement(recipe["source"]["name"]))

@@ -123,7 +123,7 @@ class _Job:
         return [*parts, *whole]
 
     def _episodes(self, chosen: np.ndarray, stored: Sequence[tuple[str, list[str]]]) -> list[_RelabelledEpisodes]:
-        """Return the complete episodes in pieces of which one is `chosen`, without those that have all versions."""
+        """Find the complete episodes in pieces of which one is `chosen`, without those that have all versions."""
         found: dict[str, list[list[str]]] = {}
         if not stored:
             return []
@@ -147,14 +147,14 @@ class _Job:
         return self._chains[env]
 
     def _lacking(self, env: str, uids: np.ndarray) -> np.ndarray:
-        """Return those of `uids` that lack a version."""
+        """Select those of `uids` that lack a version."""
         lacks = np.zeros(len(uids), dtype=bool)
         for copy in range(self.wanted.copies):
             lacks |= ~self._is_known(overlay_uids(uids, self._chain(env).method, copy))
         return uids[lacks]
 
     def _is_known(self, uids: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: which are in the lake."""
+        """Check which uids are in the lake: (n,) bool."""
         return positions(self._known, uids, np.arange(len(self._known))) >= 0
 
     def relabel(self, part: _RelabelledPart | _RelabelledEpisodes, stack: contextlib.ExitStack) -> None:
@@ -236,7 +236,7 @@ class _Job:
                 self._writer(chain, stack).append(portion.id, portion.table, own, targets[mine], chain.method)
 
     def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> OverlayWriter:
-        """Return the writer for these columns; `stack` closes it."""
+        """Open the writer for these columns on first use; `stack` closes it."""
         if chain.changes not in self.writers:
             writer = OverlayWriter(self.store, self.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)
@@ -244,5 +244,5 @@ class _Job:
 
 
 def _pack_uids(uids: Iterable[str]) -> np.ndarray:
-    """Return uids of 32 hex digits as sorted "S16"."""
+    """Pack uids of 32 hex digits as "S16", sorted."""
     return np.sort(raw_uids(list(uids)))

@@ -286,14 +286,14 @@ class ChainRunner:
         return named
 
     def _steps(self) -> int:
-        """Return the environment steps collected by the chain so far, including earlier processes."""
+        """Count the environment steps collected by the chain so far, including earlier processes."""
         if self._collector is not None:
             return self._collector.steps
         stored = Lake.find(self.directory.lake)
         return count_stored_steps(stored, self.directory.identity) if stored else 0
 
     def _make_policy(self, wanted: CollectSettings, listener: Listener, env: Env, seed: int) -> Acting:
-        """Return the policy of a stage: one that its settings name, or the agent as it is now."""
+        """Make the policy of a stage: one that its settings name, or the agent as it is now."""
         if wanted.policy != "auto":
             named = NamedPolicy.of(self.settings, wanted)
             if named not in self._other_policies:
@@ -321,7 +321,7 @@ class ChainRunner:
         )
 
     def _training(self, listener: Listener, env: Env | None = None) -> Trainer:
-        """Return the trainer, created on first use, for the spaces of `env` if given."""
+        """Create the trainer on first use, for the spaces of `env` if given."""
         if self._trainer is None:
             if env is None and self.settings.env.name:
                 if isinstance(self._collector, Collector):
@@ -353,7 +353,7 @@ class ChainRunner:
         self._figures["train"] = trainer.train(data, step.target, listener, about_data=about_data)
 
     def _mixed(self, step: PlannedStage, listener: Listener) -> list[tuple[Lake, Share]]:
-        """Return every lake that the chain samples from, with its current weight."""
+        """List every lake that the chain samples from, with its current weight."""
         if not self._lakes:
             spaces, own = self._training(listener).learner.spaces, self.settings.collect.label
             present = next(filter(None, map(Lake.find, self._places)), None)
@@ -389,7 +389,7 @@ class ChainRunner:
         export.run(step.settings, run=self.directory.path, listener=listener)
 
     def summary(self, *, seconds: float, status: str) -> Result:
-        """Return the chain's result: final figures, and the labelled evaluations as a table and a picture."""
+        """Assemble the chain's result: final figures, and the labelled evaluations as a table and a picture."""
         labelled = self.directory.load_record().get("labelled", {})
         found = {label: evaluate.read_stored(self.directory.evaluations / name) for label, name in labelled.items()}
         reports = {label: report for label, report in found.items() if report is not None}
@@ -412,7 +412,7 @@ class ChainRunner:
         )
 
     def _remark(self) -> str:
-        """Return what to say of a score that is not above random play; "" of any other."""
+        """Write the remark on a score that is not above random play; "" for any other."""
         stored = read_run(self.directory.path)
         found, random = find_last_and_best(stored.scores.final), stored.random_play
         if found is None or random is None or not (said := random.compare(found[0])):
@@ -424,7 +424,7 @@ class ChainRunner:
         return f"{text}; try {more} or another --seed, and see what it does: amago watch {self.directory.path}"
 
     def _summary_figures(self) -> dict[str, Any]:
-        """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
+        """Gather totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
         run's own settings, with the update and the tasks that they belong to."""
         done = list_checkpoints(self.directory.checkpoints)
         figures: dict[str, Any] = {
@@ -464,7 +464,7 @@ class ChainRunner:
 
 
 def _compare_modes(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the scores of the same checkpoint on the same tasks acting the other way, greedily or sampled, where both
+    """Find the scores of the same checkpoint on the same tasks acting the other way, greedily or sampled, where both
     were played and differ by more than their intervals."""
     wanted = replace(last.standard, greedy=not last.standard.greedy)
     other = next(

@@ -57,7 +57,7 @@ class EndedRun:
 
 
 @dataclass(kw_only=True)
-class _Working:
+class _RunProcess:
     planned: PlannedRun
     process: subprocess.Popen[bytes]
     output: Path
@@ -73,7 +73,7 @@ class RunProcesses:
 
     def __init__(self, command: Sequence[str], *, jobs: int, logs: Path) -> None:
         self._command, self._jobs, self._logs = list(command), jobs, logs
-        self._working: list[_Working] = []
+        self._working: list[_RunProcess] = []
         self._later: list[tuple[float, PlannedRun, int]] = []
 
     def __enter__(self) -> RunProcesses:
@@ -117,7 +117,7 @@ class RunProcesses:
                     env={"OMP_NUM_THREADS": threads, **os.environ},
                     start_new_session=True,  # Ctrl-C reaches this process only, which then stops the others
                 )
-        self._working.append(_Working(planned=planned, process=process, output=output, tries=tries))
+        self._working.append(_RunProcess(planned=planned, process=process, output=output, tries=tries))
 
     def stop(self, planned: PlannedRun) -> None:
         """Ask a run to stop at its next safe point."""
@@ -127,7 +127,7 @@ class RunProcesses:
                 each.stopping = True
 
     def take_ended(self) -> list[EndedRun]:
-        """Return the runs whose processes have ended since the last call."""
+        """Collect the runs whose processes have ended since the last call."""
         for due, planned, tries in [each for each in self._later if each[0] <= time.monotonic()]:
             self._later.remove((due, planned, tries))
             self.start(planned, tries=tries)
@@ -138,26 +138,26 @@ class RunProcesses:
             if code == _LOCKED and each.tries < _RETRIES:
                 self._later.append((time.monotonic() + _RETRY_SECONDS, each.planned, each.tries + 1))
                 continue
-            error = "" if code == 0 else _error(each.output) or f"exit code {code}"
+            error = "" if code == 0 else _read_error(each.output) or f"exit code {code}"
             found.append(EndedRun(planned=each.planned, code=code, error=error))
             with contextlib.suppress(OSError):
                 each.output.unlink()
         return found
 
     @staticmethod
-    def _signal(working: _Working) -> None:
+    def _signal(working: _RunProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
             working.process.send_signal(signal.SIGTERM)
 
 
 def failure(ended: Sequence[EndedRun], total: int, logs: Path) -> StageFailed:
-    """Return the error that reports runs which failed."""
+    """Make the error that reports failed runs."""
     shown = f"{len(ended)} of {total} runs failed: '{ended[0].planned.path.name}': {ended[0].error}"
     return StageFailed(shown, hint=f"see '{logs}'; repeat the command to try them again")
 
 
-def _error(output: Path) -> str:
-    """Return the message of the JSON object that a command printed."""
+def _read_error(output: Path) -> str:
+    """Read the message of the JSON object that a command printed; "" without one."""
     try:
         lines = output.read_text(errors="replace").strip().splitlines()
         found: Any = json.loads(lines[-1])["error"]

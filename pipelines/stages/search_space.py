@@ -44,7 +44,7 @@ class Dimension:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def examples(self) -> list[Any]:
-        """Return values to check the setting with: every choice, or the ends."""
+        """List values to check the setting with: every choice, or the ends."""
         return list(self.choices) or [self.low, self.high]
 
     def choose(self, trial: Any) -> Any:
@@ -56,7 +56,7 @@ class Dimension:
         return trial.suggest_float(self.key, self.low, self.high, log=self.log, step=self.step)
 
     def read_stored(self, value: Any) -> Any:
-        """Return the value that a trial recorded for this setting."""
+        """Decode the value that a trial recorded for this setting."""
         return json.loads(value) if self.choices else value
 
 

@@ -27,7 +27,7 @@ _LONGEST_NAME = 120
 
 
 def grid(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the settings of every cell, those of one combination with all its seeds in a row.
+    """List the settings of every cell, those of one combination with all its seeds in a row.
 
     >>> grid({"train.steps": [5, 9]}, [0, 1])[:2]
     [{'train.steps': 5, 'seed': 0}, {'train.steps': 5, 'seed': 1}]
@@ -48,7 +48,7 @@ def grid(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[dict
 
 
 def cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a directory name for each cell: `learning_rate-0.001-seed-0`.
+    """Name a directory for each cell: `learning_rate-0.001-seed-0`.
 
     >>> cell_names([{"train.steps": 5, "seed": 0}])
     ['steps-5-seed-0']
@@ -123,7 +123,7 @@ def run(
 
 
 def describe_ended(ended: EndedRun, metric: str) -> str:
-    """Return a line about a run that has ended: its score, or what went wrong."""
+    """Write a line about a run that has ended: its score, or what went wrong."""
     name = ended.planned.path.name
     if ended.code != 0:
         return f"{name} failed: {ended.error}"
@@ -135,7 +135,7 @@ def describe_ended(ended: EndedRun, metric: str) -> str:
 
 
 def brief(row: Row) -> Row:
-    """Return what a result says of each run."""
+    """Select the fields of a run that a result shows."""
     return {key: row[key] for key in ("run", "state", "score", "score_low", "score_high", "updates", "seed", "reason")}
 
 

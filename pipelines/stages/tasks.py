@@ -102,7 +102,7 @@ class RunningTask(Protocol):
     ended: str
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Return what the task has posted since the last call, oldest first."""
+        """Receive what the task has posted since the last call, oldest first."""
         ...
 
     def send(self, order: Any) -> None:
@@ -130,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def shortage(self) -> str:
-        """Return why tasks have not started yet, e.g. "waiting for CPUs"; "" if none is waiting for anything."""
+        """Say why tasks have not started yet, e.g. "waiting for CPUs"; "" if none is waiting for anything."""
         ...
 
 
@@ -193,7 +193,7 @@ class TaskProcess:
         self.send(pickle.dumps(task))
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Return what the task has posted since the last call, oldest first."""
+        """Receive what the task has posted since the last call, oldest first."""
         found: list[tuple[str, Any]] = []
         try:
             while not self.ended and self.connection.poll():

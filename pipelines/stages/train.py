@@ -124,8 +124,8 @@ def run(
 
 
 def _measure_returns(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
-    """Return the mean return and the number of finished original episodes of `lakes` of which a piece matches `where`;
-    empty if there are none, or if a store cannot be read."""
+    """Average the returns of the finished original episodes of `lakes` that have a piece matching `where`, and count
+    them; empty if there are none, or if a store cannot be read."""
     text = f"""select uids, "return" from episodes where complete and base_uid is null
         and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'"""
     found: list[float] = []
@@ -228,7 +228,7 @@ def describe_lakes(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return a phrase for each difference between two such records; a lake recreated in place counts as the same."""
+    """Write a phrase for each difference between two such records; a lake recreated in place counts as the same."""
 
     def is_same(old: dict[str, Any], new: dict[str, Any]) -> bool:
         is_one = old["id"] == new["id"] or old["lake"] == new["lake"]

@@ -281,13 +281,13 @@ class _Tuner:
         return len(self._study.get_trials(deepcopy=False, states=ends))
 
     def _ask(self) -> _Trial:
-        """Return a new trial with the settings that the sampler chose, written to the journal."""
+        """Begin a new trial with the settings that the sampler chose, written to the journal."""
         trial = self._study.ask()
         values = {dimension.key: dimension.choose(trial) for dimension in self._search.space}
         return self._plan(trial.number, trial._trial_id, values)
 
     def _resume(self, trial: FrozenTrial) -> _Trial:
-        """Return a trial that an earlier process left; one without all of its settings is given the rest."""
+        """Take up a trial that an earlier process left; one without all of its settings is given the rest."""
         import optuna
 
         live = optuna.trial.Trial(self._study, trial._trial_id)
