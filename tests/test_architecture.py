@@ -141,6 +141,7 @@ def check(violations: Iterable[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+@pytest.mark.system
 def test_imports_are_absolute() -> None:
     check(
         f"{name_of(path)} imports {module}"
@@ -252,6 +253,7 @@ def test_tests_mirror_the_packages() -> None:
     check(folder for folder in sorted(folders) if not list((ROOT / "tests" / folder).glob("test_*.py")))
 
 
+@pytest.mark.system
 def test_no_test_depends_on_how_busy_the_host_is() -> None:
     """A limit of wall time is either meant to be reached, and short, or so long that only a hang reaches it."""
     check(

@@ -37,6 +37,7 @@ def _printed(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.system
 def test_every_public_name_has_an_example_and_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this order: later examples use the run of earlier ones."""
     monkeypatch.chdir(tmp_path)
@@ -102,6 +103,7 @@ def test_an_answer_is_rows_a_short_text_and_a_data_frame(monkeypatch: pytest.Mon
         answer.df()
 
 
+@pytest.mark.system
 def test_the_page_names_all_of_it_and_its_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(pipelines.__file__).parent.parent / "docs" / "python.md").read_text()
     assert all(f"`{name}" in page for name in pipelines.__all__)

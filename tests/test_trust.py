@@ -110,6 +110,7 @@ def test_a_checkpoint_imports_nothing(
     require_trust_is_asked_for(amago, command, executed)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("agent", some(AGENTS, 0), ids=named)
 def test_a_report_imports_nothing(
     amago: Amago,  # noqa: F811

@@ -94,6 +94,7 @@ def said(call: Call, words: str) -> None:
     assert words in call.err, call.err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("damage", "codes", "words"),
     some(
@@ -156,6 +157,7 @@ def test_what_verify_sets_aside_is_not_drawn_and_the_rest_is(amago: Amago, lake:
     assert amago(*QUESTIONS["train"]).code == 0
 
 
+@pytest.mark.system
 def test_collecting_again_heals_a_damaged_schema(amago: Amago, lake: Path) -> None:
     schema(lake).write_text("{}")
     said(amago(*QUESTIONS["train"]), "collect into the lake")

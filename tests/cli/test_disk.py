@@ -36,6 +36,7 @@ def failed_cleanly(call: Call, words: str) -> None:
     assert "Traceback" not in call.err
 
 
+@pytest.mark.system
 def test_a_full_disk_stops_a_collection_and_keeps_what_was_acknowledged(amago: Amago, disk: Path) -> None:
     failed_cleanly(
         amago("collect", "--env", "gym:CartPole-v1", "--run", disk / "a", "--steps", 200_000, "--workers", 0),

@@ -100,6 +100,7 @@ def test_an_odd_environment_is_one_line(amago: Amago, fault: str, code: int, wor
     assert grown < 1 << 19  # KiB: 200 M floats take more, libraries that are imported here take less
 
 
+@pytest.mark.system
 def test_an_environment_that_changes_the_directory_does_not_move_the_lake(amago: Amago, tmp_path: Path) -> None:
     own = ("--env", "tests.envs.odd:Odd", "-s", "env.fault=moves", "--steps", 20, "--actors", 1, "-q")
     assert amago("collect", *own, "--lake", "lake", "-s", "collect.workers=0").code == 0

@@ -78,6 +78,7 @@ def record_of(run: Path) -> Path:
     return own_runs.OwnRun(run, {}).record
 
 
+@pytest.mark.system
 def test_an_own_run_is_evaluated_and_extended_without_being_asked(amago: Amago, mine: Path) -> None:  # noqa: F811
     assert evaluate(amago) == (0, True)
     assert evaluate(amago, mine.resolve()) == (0, True)
@@ -192,11 +193,13 @@ ATTACKS = (
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_no_other_run_gains_trust(amago: Amago, mine: Path, attack: Callable[[Path], Path]) -> None:  # noqa: F811
     assert evaluate(amago, attack(mine)) == (3, False)
 
 
+@pytest.mark.system
 def test_another_module_of_that_name_is_not_imported(amago: Amago, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """In another directory the name means another file."""
     Path("elsewhere").mkdir()
@@ -205,6 +208,7 @@ def test_another_module_of_that_name_is_not_imported(amago: Amago, mine: Path, m
     assert evaluate(amago, mine.absolute().parents[2] / "runs/mine") == (3, False)
 
 
+@pytest.mark.system
 def test_a_record_of_another_user_is_not_believed(
     amago: Amago,  # noqa: F811
     mine: Path,
@@ -214,6 +218,7 @@ def test_a_record_of_another_user_is_not_believed(
     assert evaluate(amago) == (3, False)
 
 
+@pytest.mark.system
 def test_trust_that_was_given_once_is_not_remembered(amago: Amago, mine: Path) -> None:  # noqa: F811
     copied = copy(mine)
     more = ("collect", "--run", copied, "--add", 10, "--workers", 0)
@@ -226,6 +231,7 @@ def test_trust_that_was_given_once_is_not_remembered(amago: Amago, mine: Path) -
     assert not record_of(copied).exists()
 
 
+@pytest.mark.system
 def test_a_checkpoint_of_an_own_run_cannot_name_other_modules(amago: Amago, mine: Path) -> None:  # noqa: F811
     from tests.test_trust import set_checkpoint
 
@@ -242,6 +248,7 @@ def test_a_run_without_modules_leaves_no_record(amago: Amago, monkeypatch: pytes
     assert not record_of(Path("plain")).exists()
 
 
+@pytest.mark.system
 def test_a_state_directory_that_cannot_be_written_is_no_obstacle(
     amago: Amago,  # noqa: F811
     mine: Path,
@@ -254,6 +261,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_obstacle(
     assert evaluate(amago, "runs/other")[0] == 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("content", ["", "[", "x = 1", tomli_w.dumps({"env": {"name": "own_module:Mine"}})])
 def test_a_configuration_that_was_replaced_gains_nothing(amago: Amago, mine: Path, content: str) -> None:  # noqa: F811
     RunDirectory(mine).config_path.write_text(content)

@@ -85,6 +85,7 @@ def test_derived_columns_are_lent_too(lakes):
     assert (view.neighbours.after[derived] == -1).all()
 
 
+@pytest.mark.system
 def test_neighbours_are_found_again_after_changes(lakes):
     whole, pieces = lakes
     _, cut = fill_twice(whole, pieces, LENGTHS, steps=4)

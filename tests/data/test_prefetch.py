@@ -52,6 +52,7 @@ def told(batch: Batch) -> tuple:
     return (*batch.columns["x"].tolist(), batch.lengths[0], batch.start[0], batch.trajectory[0])
 
 
+@pytest.mark.system
 @given(
     ahead=st.integers(0, 4),
     events=st.lists(st.sampled_from(["next", "next", "next", "wait", "change", "look", "stop"]), max_size=20),

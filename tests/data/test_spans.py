@@ -74,6 +74,7 @@ def test_a_trajectory_on_a_border_is_shared_by_hand(lake: Lake) -> None:
         assert_drawn(drawn, np.array(expected))
 
 
+@pytest.mark.system
 def test_hosts_share_one_file_at_most_and_read_all(lake: Lake) -> None:
     written = fill(lake, LENGTHS * 6, seal_every=2)
     changes = {uid: {"reward": columns(np.random.default_rng(0), 3, SCHEMA)["reward"]} for uid in list(written)[::3]}
@@ -106,6 +107,7 @@ def test_priorities_move_between_spans_as_they_do_in_the_whole(lake: Lake) -> No
     assert_drawn(sum(draws(sampler, 30_000) for sampler in samplers), mass / mass.sum())
 
 
+@pytest.mark.system
 def test_what_is_new_falls_to_hosts_without_moving_most_of_the_rest(lake: Lake) -> None:
     fill(lake, LENGTHS * 10, seal_every=2)
     view = view_of(lake, Strategy())
@@ -135,6 +137,7 @@ def files_of(view: View, span: tuple[float, float]) -> list[str]:
     return sorted(view.files[file] for file in files_read(SeededSampler(view, length=8, span=span, seed=3), 20_000))
 
 
+@pytest.mark.system
 def test_windows_of_a_mixture_come_from_the_span_of_each_lake(lake: Lake, tmp_path) -> None:
     other = Lake.create(tmp_path / "other")
     fill(lake, LENGTHS * 2, seal_every=2)

@@ -53,6 +53,7 @@ def test_holes_are_as_frequent_as_in_gymnasiums_maps(size):
     np.testing.assert_allclose(ours, theirs, atol=0.05)
 
 
+@pytest.mark.system
 def test_enumerated_and_rejected_maps_are_one_distribution():
     enumerated = source(4, holdout=0).draw(np.arange(40_000))
     rejecting = source(4, holdout=0)

@@ -171,6 +171,7 @@ def test_environments_without_goals_in_order_say_so():
         goal_rule("mazerunner")
 
 
+@pytest.mark.system
 def test_expert_reaches_all_goals():
     env = made(num_envs=100)
     env.reset()

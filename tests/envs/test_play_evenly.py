@@ -108,6 +108,7 @@ def test_workers_play_evenly_too() -> None:
     assert tasks_of(there, 18) == tasks_of(here, 18)
 
 
+@pytest.mark.system
 def test_an_evaluation_and_its_videos_play_evenly(tmp_path: Path) -> None:
     env = {"name": "tests.envs.test_play_evenly:many_games"}
     settings = tiny(env=env, collect={"steps": 64}, evaluate={"episodes": 14, "actors": 3})

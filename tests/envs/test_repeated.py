@@ -64,6 +64,7 @@ def play(env: Env, episodes: int) -> list[tuple[str, list[int], float]]:
     return played
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [0, 2])
 def test_attempts_repeat_their_episode_and_the_next_episode_is_another(workers: int) -> None:
     name = "tests.envs.breaking:Walk"

@@ -243,6 +243,7 @@ def test_a_worker_that_is_killed_is_replaced_and_numbers_go_on(cores, told, gone
     env.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     some(

@@ -36,6 +36,7 @@ def test_a_policy_without_chance_does_alike_whatever_the_number_of_actors():
     assert one.success.all()
 
 
+@pytest.mark.system
 def test_short_episodes_are_not_favoured():
     """With quotas the mean length of random walks equals that of a long run; first-come counting would
     not.

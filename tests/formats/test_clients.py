@@ -43,6 +43,7 @@ def exported(lake: Path, to: Path, form: str, **said: str) -> list[Trajectory]:
     return list(trajectories(Lake(lake)))
 
 
+@pytest.mark.system
 def test_flat_flags_are_exclusive_and_all_ends_are_kept(tmp_path: Path, lake: Path) -> None:
     import h5py
 

@@ -96,6 +96,7 @@ def test_every_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, form: 
     assert not [place for path in files(to) for place in altered(path, f"{form}:{to}", 1_000)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", EXPORTED)
 def test_values_have_checksums_of_their_own(tmp_path: Path, form: str) -> None:
     """A file that was copied away from its `dataset.json`."""

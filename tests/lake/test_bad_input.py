@@ -164,6 +164,7 @@ def damaged(whole: Whole, scratch: Path, file: Callable[[Path], Path], how: Call
     return copy
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
@@ -266,6 +267,7 @@ def test_foreign_things_in_a_folder_harm_nobody(whole: Whole, tmp_path: Path, fo
     assert (place / "README").read_text() == "not ours"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("who", "hours"), some([*product(["writer", "reader"], [-1, 1, -30, 30])], 0, 7))
 def test_a_clock_that_is_off_hides_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str, hours: float) -> None:
     view = View(lake, lake.register(PLAIN))

@@ -18,6 +18,7 @@ VALUES |= st.dictionaries(st.text(), st.text(), max_size=2)
 ARRAYS = npst.arrays(st.sampled_from(["<i8", "<f8", "?", "<u4"]), 5)
 
 
+@pytest.mark.system
 @given(
     st.lists(VALUES, min_size=5, max_size=5), ARRAYS, st.dictionaries(st.text(), VALUES, max_size=3), st.integers(1, 5)
 )

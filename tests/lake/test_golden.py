@@ -68,6 +68,7 @@ def test_earlier_format_is_refused(golden: Lake, version: int) -> None:
         Lake(golden.path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(4))
 def test_outsider_counts_the_same_trajectories(lake: Lake, seed: int) -> None:
     """After each of many changes, by docs/architecture.md alone: pyarrow and JSON."""

@@ -76,6 +76,7 @@ def a_lake(lake: Lake) -> tuple[set[str], set[str]]:
     return before, before
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("change", [compact_everything, expire_some])
 def test_readers_see_a_change_as_a_whole_or_not_at_all(lake: Lake, change: Callable[[Lake], None]) -> None:
     """A new table, one that follows, SQL and an outside program, before each step of the change."""
@@ -107,6 +108,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("change", [compact_everything, expire_some])
 def test_a_maintainer_may_die_at_every_step(lake: Lake, change: Callable[[Lake], None]) -> None:
     """Nothing is lost and nothing that expired returns, however often the next ones die, too."""

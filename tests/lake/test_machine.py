@@ -371,6 +371,7 @@ _SEEDS: list[Any] = [0, *(pytest.param(n, marks=pytest.mark.full) for n in _FULL
 _SEEDS += [pytest.param(n, marks=pytest.mark.slow) for n in _SLOW]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_long_histories(seed: int) -> None:
     """The same rules at random: hypothesis favours short histories of few kinds of rules."""

@@ -54,6 +54,7 @@ def test_an_overlay_reads_as_if_it_had_been_written_whole(lake: Lake, schema) ->
     assert LiveTable(lake).refresh().added == 8
 
 
+@pytest.mark.system
 def test_an_overlay_costs_the_changed_columns_only(lake: Lake) -> None:
     written = fill(lake, [5000] * 4, schema=IMAGES)
     derive(lake, {uid: {"reward": values["reward"]} for uid, values in written.items()})

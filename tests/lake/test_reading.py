@@ -28,6 +28,7 @@ def test_the_same_seed_draws_the_same(lake: Lake) -> None:
     assert draw(lake, 5, seed=4) == draw(lake, 5, where="true", seed=4)
 
 
+@pytest.mark.system
 def test_a_predicate_and_a_weight_decide_who_can_be_drawn(lake: Lake) -> None:
     fill(lake, [3, 4, 5, 6])
     (uid,) = draw(lake, 9, where="length = 5")

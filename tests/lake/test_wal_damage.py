@@ -73,6 +73,7 @@ def test_a_damaged_trajectory_leaves_the_others_of_its_frame(log) -> None:
         assert content.damaged == 1
 
 
+@pytest.mark.system
 @examples(400)
 @given(data=st.data())
 def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st.DataObject) -> None:

@@ -154,6 +154,7 @@ def rows_of(lake: Lake) -> list[dict]:
     return table.drop_columns(["uid", "t_commit"]).to_pylist()
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 2), ids=["plain", "images", "mixed"])
 @pytest.mark.parametrize("crash", [False, True], ids=["sealed", "salvaged"])

@@ -14,6 +14,7 @@ NEXT = {"auxiliary_losses": [{"kind": "next-step", "weight": 0.5}]}
 MIXED = {"obs": Box(shape=(2,)), "place": Discrete(n=3), "image": Box(shape=(16, 16, 3), dtype="uint8")}
 
 
+@pytest.mark.system
 def test_guessing_the_mean_costs_one_for_each_feature_that_varies():
     """Two numbers, a choice of three and the reward: six features; the image is not predicted."""
     owner = agent(observation=MIXED, **NEXT)

@@ -69,6 +69,7 @@ def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=UPDATES
     return [pay(chosen, wanted)[task == number].mean() for number in range(len(scales))]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("case", some(CASES, 3))  # `discrete` learns in another test of the quick tier
 def test_the_policy_comes_to_match_what_it_sees(case):
     (reached,) = learnt(*CASES[case], updates=UPDATES * SLOWER.get(case, 1))
@@ -82,6 +83,7 @@ def test_the_multi_task_agent_learns_tasks_whose_rewards_differ_a_thousandfold(a
     assert large > 0.95
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scale", some([1e-3, 1e3], 1))
 @pytest.mark.parametrize("action", some(["discrete", "multi_discrete", "multi_binary", "box"], 0))
 def test_what_a_reward_is_measured_in_does_not_matter(action, scale):

@@ -56,6 +56,7 @@ def test_micro_batches_move_it_as_the_whole_batch_does():
     torch.testing.assert_close(whole.temperature.state_dict(), parts.temperature.state_dict())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("deviation", [0.02, 0.9])
 def test_learning_brings_the_entropy_to_minus_one_nat_a_dimension(deviation):
     """From a policy that is almost deterministic, and from one that is almost uniform."""

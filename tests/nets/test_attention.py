@@ -107,6 +107,7 @@ def masks_alive():
     return sum(x.numel() for x in gc.get_objects() if type(x) is torch.Tensor and x.dtype == torch.bool)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("backend", "window"), some([("sdpa", 700), ("banded", 300), ("dense", 700)], 0))
 def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backend, window, monkeypatch):
     monkeypatch.setattr(attention, "KEPT", 1 << 10)

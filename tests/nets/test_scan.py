@@ -47,6 +47,7 @@ def test_a_scan_backwards_is_the_scan_of_the_reversed():
     torch.testing.assert_close(back, forth.flip(1))
 
 
+@pytest.mark.system
 def test_scans_are_sound_operators():
     a, b, first = torch.rand(2, 5, 2), torch.randn(2, 5, 2), torch.randn(2, 2)
     for tensor in (a, b, first):

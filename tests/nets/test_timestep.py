@@ -41,6 +41,7 @@ def test_mixed_columns_are_routed_by_their_space():
         assert not torch.allclose(net(changed, *rest), out), name
 
 
+@pytest.mark.system
 def test_the_activation_of_the_settings_is_that_of_every_layer():
     settings = SMALL.model_copy(update={"activation": "gelu", "hidden": (8, 8)})
     flat = encoder({"obs": Box(shape=(2,))}, settings=settings)

@@ -23,6 +23,7 @@ def size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
+@pytest.mark.system
 def test_an_adaptation_curve_is_a_png_of_a_readable_size(tmp_path: Path) -> None:
     path = draw_adaptation(tmp_path / "deep" / "a.png", CURVES, title="A long title, wider than it is useful " * 3)
     width, height = size(path)

@@ -152,6 +152,7 @@ def test_a_run_without_anything_is_a_page_too(tmp_path: Path) -> None:
     assert "nan" not in html.partition("<style>")[0]
 
 
+@pytest.mark.system
 def test_the_page_of_many_runs_stays_small(tmp_path: Path) -> None:
     rng, names = random.Random(0), [f"metric_{number}" for number in range(40)]
     runs = [make_run(tmp_path / f"r{number}", scores={10: number}) for number in range(20)]

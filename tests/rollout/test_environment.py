@@ -122,6 +122,7 @@ def test_a_chain_collects_as_many_steps_however_long_episodes_are():
     assert (found.steps, found.actors) == (10_000, 16)
 
 
+@pytest.mark.system
 def test_episodes_that_are_short_at_random_need_no_fewer_actors():
     walk = settings(WALK, env={"length": 6000}, workers=0)
     assert sized(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=180.0)).actors == 16

@@ -54,6 +54,7 @@ def collector_at(home: Path, **tables: Any) -> Collector:
     return Collector(CollectionPlan(settings=tiny(**tables), place=home / "x", name="c"))
 
 
+@pytest.mark.system
 def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
     settings = tiny(collect={"follow": str(home / "run"), "reload_seconds": 1e-9, "steps": 10**9})
     told: list[str] = []

@@ -122,6 +122,7 @@ def learn_from(lake: Lake) -> dict[str, TextbookQ]:
     return taught
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("table", [{}, {"workers": 2}, {"chunk_steps": 2}], ids=["whole", "workers", "pieces"])
 def test_a_resumed_learner_knows_what_its_history_teaches(tmp_path: Path, table: dict[str, Any]) -> None:
     for steps in (120, 600):

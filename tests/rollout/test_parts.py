@@ -93,6 +93,7 @@ def test_what_is_collected_does_not_depend_on_the_parts(sizes):
     assert there.exploration.steps == here.exploration.steps == 53
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("workers", "cores"), some([*product([1, 2, 3], [1, 64])], 3))
 def test_what_is_collected_does_not_depend_on_the_workers(workers, cores):
     here, expected = rollout_in(make(WALK, num_envs=6, seed=0))

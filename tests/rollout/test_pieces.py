@@ -121,6 +121,7 @@ def fill(lake: Lake, stored: list[Trajectory], schema: Schema) -> Lake:
     return lake
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(ENVS))
 def test_a_lake_of_pieces_counts_each_episode_once(name, tmp_path):
     stored, *_, schema = play(name, steps=200)

@@ -51,6 +51,7 @@ def test_lines_that_are_not_metrics_are_skipped(tmp_path: Path) -> None:
     assert {"text", "flag", "list"}.isdisjoint(columns.columns)
 
 
+@pytest.mark.system
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:

@@ -92,6 +92,7 @@ evaluations = st.lists(
 )
 
 
+@pytest.mark.system
 @given(evaluations)
 @examples(20)
 def test_evaluations_of_other_standards_change_nothing(added: list[Any]) -> None:

@@ -122,6 +122,7 @@ def test_interleaved_sessions_act_as_each_would_alone(action: str, sequence: str
             np.testing.assert_allclose(found, np.array(expected), atol=1e-5)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", [pytest.param(forms.ONNX, marks=pytest.mark.full), forms.TORCH])
 def test_a_form_serves_as_the_weights_do(tmp_path: Path, form: str) -> None:
     if form == forms.ONNX:
@@ -367,6 +368,7 @@ def test_metrics_are_prometheus_text(server: TestClient) -> None:
     assert values['amago_responses_total{status="200"}'] == "1"
 
 
+@pytest.mark.system
 def test_the_description_is_valid_openapi(server: TestClient) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
     document = server.get("/openapi.json").json()

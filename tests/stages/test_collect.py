@@ -67,6 +67,7 @@ def test_an_interruption_keeps_all_steps(tmp_path: Path) -> None:
     assert done.metrics["steps"] == 8
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("trained")
 def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
     collect.run(tiny(collect={"policy": f"{tmp_path}/run@6"}), run=tmp_path / "run")

@@ -28,6 +28,7 @@ def rows(lake: Path, sql: str) -> list[tuple]:
     return query(Lake(lake), sql)[1]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_task_is_held_by_its_copies_also_after_resuming(tmp_path: Path, workers: int) -> None:
     for steps in (120, 240):

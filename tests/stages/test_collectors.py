@@ -110,6 +110,7 @@ def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path:
     assert Lake.find(tmp_path / "lake") is None
 
 
+@pytest.mark.system
 def test_an_interruption_stores_what_all_have(tmp_path: Path) -> None:
     with pytest.raises(Interrupted), group_at(tmp_path / "lake") as group:
         group.collect(10**9, stopping(3))
@@ -121,6 +122,7 @@ def test_an_interruption_stores_what_all_have(tmp_path: Path) -> None:
         assert group.collect(sum(stored.values()) + 80 + whole, lambda event: None)["steps"] == 80 + whole
 
 
+@pytest.mark.system
 def test_another_number_of_collectors_counts_the_steps_of_all(tmp_path: Path) -> None:
     for count, steps in ((2, 80), (3, 120), (2, 160)):
         with group_at(tmp_path / "lake", collectors=count) as group:

@@ -60,6 +60,7 @@ def test_a_chain_refuses_an_unknown_metric_before_it_begins(tmp_path: Path) -> N
     assert not (tmp_path / "run/lake").exists()
 
 
+@pytest.mark.system
 def test_a_chain_draws_success_and_return_by_attempt(tmp_path: Path) -> None:
     stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "evaluate", "label": "after training"}]
     lake = {"name": "meta-frozen-lake", "size": 3, "attempts": 3}

@@ -143,6 +143,7 @@ def test_the_files_of_a_bundle_lie_in_it(bundle: Path, tmp_path: Path) -> None:
         evaluate.run_bundle(tiny(), directory=bundle)
 
 
+@pytest.mark.system
 def test_a_library_imports_no_environment_that_a_bundle_names(bundle: Path, tmp_path: Path) -> None:
     assert library.evaluate(bundle, episodes=2).metrics["episodes"] == 2
     foreign = changed(bundle, env={"name": "tests.envs.own:Told"})

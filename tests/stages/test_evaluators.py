@@ -48,6 +48,7 @@ def facts(episodes: list[Episode]) -> list[tuple[Any, ...]]:
     return [(e.number, e.task, e.length, e.total_reward, e.success, e.attempts) for e in episodes]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_episodes_do_not_depend_on_the_number_of_evaluators(tmp_path: Path, greedy: bool, workers: int) -> None:
@@ -63,6 +64,7 @@ def test_episodes_do_not_depend_on_the_number_of_evaluators(tmp_path: Path, gree
         assert facts(together(shares(settings, checkpoint, bounds))) == facts(alone)
 
 
+@pytest.mark.system
 def test_an_evaluator_that_dies_is_started_again_and_nothing_changes(tmp_path: Path) -> None:
     settings, checkpoint = trained(tmp_path / "run", evaluate={"episodes": 12, "actors": 4})
     tasks, told, counts = shares(settings, checkpoint, [0, 2, 4]), list[str](), list[tuple[int, int | None]]()

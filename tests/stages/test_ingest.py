@@ -82,6 +82,7 @@ def test_so_many_steps_and_then_more(file: Path, tmp_path: Path) -> None:
     assert numbers(tmp_path / "lake") == list(range(8))
 
 
+@pytest.mark.system
 def test_an_interruption_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(d4rl, "BATCH_BYTES", 200)
 

@@ -65,6 +65,7 @@ def runs(origin: CheckpointLineage) -> Iterator[tuple[str, int]]:
                 yield from runs(behaviour.origin)
 
 
+@pytest.mark.system
 def test_a_checkpoint_leads_to_the_runs_whose_policies_acted(home: Path) -> None:
     found = trace(home / "b")
     assert list(runs(found)) == [("b", 12), ("a", 6)]

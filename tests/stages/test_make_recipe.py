@@ -39,6 +39,7 @@ def test_random_play_scores_what_is_known_exactly_of_it(name: str) -> None:
     assert abs(facts.return_mean - exact.random_return) < 5 * facts.return_error
 
 
+@pytest.mark.system
 def test_short_episodes_are_not_favoured() -> None:
     """A return equals the length of its episode, and counting whatever ends first would favour short ones: half of the
     episodes have 2 steps, the others 40, so that of those that end first nearly all are short."""
@@ -82,6 +83,7 @@ class Stuck(Unequal):
         time.sleep(3600)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("measure", ["actors", "play"])
 def test_environment_that_hangs_while_it_is_measured_is_named(measure: str) -> None:
     env = EnvSettings(name="tests.stages.test_make_recipe:Stuck")
@@ -98,12 +100,14 @@ def test_environment_that_hangs_while_it_is_measured_is_named(measure: str) -> N
         calls[measure]()
 
 
+@pytest.mark.system
 def test_an_environment_whose_episodes_do_not_end_has_no_score_of_random_play() -> None:
     facts = measured("tests.stages.test_make_recipe:Endless", seconds=0.2)
     assert (facts.episodes, facts.return_mean, facts.success_mean) == (0, None, None)
     assert facts.length_max > 1
 
 
+@pytest.mark.system
 def test_episodes_that_may_not_end_are_warned_of() -> None:
     heard: list[str] = []
     given = {"env": {"name": "tests.stages.test_make_recipe:Endless"}}
@@ -118,6 +122,7 @@ def test_episodes_that_may_not_end_are_warned_of() -> None:
     assert any("--set env.max_episode_steps=N" in text for text in heard)
 
 
+@pytest.mark.system
 def test_a_broken_environment_is_its_own_error() -> None:
     with pytest.raises(StageFailed, match="no power"):
         measured("tests.stages.test_make_recipe:Broken")
@@ -132,6 +137,7 @@ def test_facts_of_spaces() -> None:
     assert (lake.action, lake.num_attempts, lake.one_by_one, lake.has_success) == ("Discrete", 3, False, True)
 
 
+@pytest.mark.system
 def test_measuring_can_be_interrupted() -> None:
     heard: list[Event] = []
 
@@ -155,6 +161,7 @@ def test_rates_of_any_actions(name: str) -> None:
     assert rates.collect_seconds > 0
 
 
+@pytest.mark.system
 def test_a_call_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"collect.workers": 0, "env.corridor": 3}

@@ -77,6 +77,7 @@ def test_what_cannot_be_relabelled_is_named(lake: Path, tmp_path: Path) -> None:
         relabel.run(tiny(env=GOALS, relabel={"where": "drop table trajectories"}), lake=lake)
 
 
+@pytest.mark.system
 def test_a_lake_may_be_compacted_and_lose_trajectories_while_it_is_relabelled(lake: Path) -> None:
     store, told = Lake(lake), []
     before = len(list(trajectories(store)))

@@ -45,6 +45,7 @@ def relabelled(lake: Lake, **wanted: object) -> int:
     return int(relabel.run(settings, lake=lake.path).metrics["trajectories"])
 
 
+@pytest.mark.system
 def test_hindsight_sees_the_whole_episode(tmp_path: Path, pieces: Lake) -> None:
     """Final goals follow from the episodes alone, not from their uids."""
     whole = collected(tmp_path / "whole", 0)
@@ -79,6 +80,7 @@ def test_derived_episodes_obey_the_goal_rule_and_times_go_on(pieces: Lake, strat
     assert query(pieces, "select count(*) from episodes where not complete")[1] == [(0,)]
 
 
+@pytest.mark.system
 def test_repeating_adds_nothing_and_a_partial_version_is_completed(pieces: Lake) -> None:
     from pipelines.lake.maintenance.retention import RetentionLimits, expire
 
@@ -94,6 +96,7 @@ def test_repeating_adds_nothing_and_a_partial_version_is_completed(pieces: Lake)
     assert query(pieces, "select count(*) from episodes where not complete")[1] == [(0,)]
 
 
+@pytest.mark.system
 def test_an_episode_that_is_still_running_waits(tmp_path: Path, pieces: Lake) -> None:
     (last,) = query(pieces, "select uid, length from trajectories where chunk = 2 and not continues limit 1")[1]
     reader, kept = Reader(pieces), Lake.create(tmp_path / "kept")

@@ -105,6 +105,7 @@ def test_episodes_beyond_the_learned_positions_are_refused_before_anything_is_co
         evaluate.run(tiny(env={"corridor": 9}), run=tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = chain.run(tiny(env=lake_env(), epochs=3, stages=STAGES), run=run)
@@ -125,6 +126,7 @@ def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
     assert checkpoints.load(run / "checkpoints", "best").update == 6
 
 
+@pytest.mark.system
 def test_a_chain_writes_a_page_and_records_where_its_time_went(tmp_path: Path) -> None:
     began, run = time.monotonic(), tmp_path / "run"
     settings = tiny(env=lake_env(), epochs=2, stages=STAGES, report=True)
@@ -151,6 +153,7 @@ def test_a_chain_writes_no_page_where_none_is_wanted(finished: Path) -> None:
     assert not (finished / "report.html").exists()
 
 
+@pytest.mark.system
 def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_report, "_FIRST_SECONDS", 0.0)
     settings = tiny(env=lake_env(), epochs=3, stages=STAGES, report=True)
@@ -167,6 +170,7 @@ def test_a_finished_chain_is_skipped(finished: Path) -> None:
     assert again.tables
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stop_after", some([1, 3, 6, 9], 1))
 def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> None:
     settings = tiny(env=lake_env(), epochs=3, stages=STAGES)
@@ -189,6 +193,7 @@ def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
         chain.run(tiny(), run=tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_damaged_ledger_is_refused_and_a_fresh_start_helps(finished: Path) -> None:
     (finished / "chain.json").write_text('{"passed": "x"}')
     with pytest.raises(IntegrityError, match=r"chain.json"):
@@ -213,6 +218,7 @@ def test_a_finished_chain_survives_a_fresh_start_that_cannot_be_made(finished: P
 LONG = {"name": "gym:Pendulum-v1", "max_episode_steps": 100}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("collectors", [1, pytest.param(2, marks=pytest.mark.system)])
 def test_the_first_epoch_of_long_episodes_has_something_to_train_on(tmp_path: Path, collectors: int) -> None:
     """No episode ends in any epoch: 4 actors play 15 steps each, an episode takes 100."""

@@ -75,6 +75,7 @@ def test_the_weights_of_an_epoch_lie_between_the_ends_of_a_range() -> None:
     assert [s.settings.train.lakes for s in by_updates if s.entry.stage == "train"][2] == tuple(MIXED[3]["lakes"])
 
 
+@pytest.mark.system
 def test_data_is_taken_in_learnt_from_and_joined_by_rollouts(tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = chain.run(offline(), run=run)
@@ -86,6 +87,7 @@ def test_data_is_taken_in_learnt_from_and_joined_by_rollouts(tmp_path: Path) -> 
     assert versions[0] == (2,), "the pretrained policy acts from the first rollout on"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stop_after", some([2, 5, 9, 14], 2))
 def test_stopped_anywhere_it_does_the_rest_and_takes_nothing_in_twice(tmp_path: Path, stop_after: int) -> None:
     with pytest.raises(Interrupted):
@@ -97,6 +99,7 @@ def test_stopped_anywhere_it_does_the_rest_and_takes_nothing_in_twice(tmp_path: 
     assert chain.run(offline(), run=tmp_path / "run").status == "skipped"
 
 
+@pytest.mark.system
 def test_offline_data_stays_as_it_is_when_rollouts_expire(tmp_path: Path) -> None:
     run = tmp_path / "run"
     one = offline(stages=MIXED[:1], epochs=1)
@@ -146,6 +149,7 @@ def test_what_is_missing_is_told_before_anything_is_written(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.system
 def test_a_fresh_start_takes_everything_in_anew(tmp_path: Path) -> None:
     chain.run(offline(), run=tmp_path / "run")
     chain.run(offline(), run=tmp_path / "run", fresh=True)

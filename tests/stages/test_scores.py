@@ -80,6 +80,7 @@ def make(env: dict[str, Any], **tables: Any) -> Settings:
     return tiny(env=env, **{"epochs": 3, "stages": STAGES, **tables})
 
 
+@pytest.mark.system
 def test_a_chain_keeps_and_marks_its_best_checkpoint(tmp_path: Path) -> None:
     """Also if it is older than all that are kept, and it can be exported."""
     run = tmp_path / "run"
@@ -122,6 +123,7 @@ def reports(run: Path) -> list[tuple[str, bool, int]]:
     )
 
 
+@pytest.mark.system
 def test_discrete_policies_are_sampled_and_checked_the_other_way_at_the_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = chain.run(make(LAKE, epochs=2, evaluate={"episodes": 40}), run=run)

@@ -69,6 +69,7 @@ def test_a_tracker_may_be_added_left_out_or_changed_when_a_run_goes_on(tmp_path:
     assert len(MADE) == 1
 
 
+@pytest.mark.system
 def test_a_chain_sends_all_its_stages_by_one_tracker(tmp_path: Path) -> None:
     lake = {"name": "meta-frozen-lake", "size": 3, "attempts": 2}
     chain.run(tiny(stages=STAGES, env=lake, track=TRACK), run=tmp_path / "run")

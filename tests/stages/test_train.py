@@ -232,6 +232,7 @@ def test_a_checkpoint_says_what_was_drawn_from(tmp_path: Path, lake: Path) -> No
     assert [len(part["segments"]) > 0 for part in (first, second)] == [True, True]
 
 
+@pytest.mark.system
 def test_other_lakes_or_weights_are_another_configuration(tmp_path: Path, lake: Path) -> None:
     collect.run(tiny(seed=5), lake=tmp_path / "other")
     pair = [(lake, 0.5), (tmp_path / "other", 0.5)]

@@ -78,7 +78,7 @@ def test_updates_through_the_group_are_those_without_it(
 
     def wrapped() -> object:
         with monkeypatch.context() as several:
-            several.setattr(ranks, "size", lambda: 2)
+            several.setattr(ranks, "count_joined", lambda: 2)
             return Learner._next_loss(parallel)
 
     parallel._next_loss = wrapped  # type: ignore[method-assign]

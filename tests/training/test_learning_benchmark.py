@@ -96,6 +96,7 @@ def test_the_reference_plays_tasks_of_the_table() -> None:
     assert learning_reference.TASKS.keys() <= TASKS.keys()
 
 
+@pytest.mark.system
 def test_a_run_is_trained_evaluated_and_drawn(tmp_path: Path) -> None:
     overrides = SMALL | {"evaluate.episodes": 4, "agent.critic.hidden": [8], "agent.actor.hidden": [8]}
     settings = tasks.settings_of(LAKE, overrides, seed=0, points=2)
@@ -114,6 +115,7 @@ def test_a_run_is_trained_evaluated_and_drawn(tmp_path: Path) -> None:
     assert {(found["best_update"], False), (found["best_update"], True)} <= final
 
 
+@pytest.mark.system
 def test_a_run_that_is_stopped_is_evaluated_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, Progress) and (event.unit, event.done) == ("updates", 5):
@@ -152,6 +154,7 @@ def test_a_line_that_a_kill_cut_short_costs_that_run_only(tmp_path: Path) -> Non
     assert summary.groups(file, TASKS)[0]["seeds"] == [0, 1]
 
 
+@pytest.mark.system
 def test_jobs_run_in_processes_and_failures_leave_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = "import sys, json; print(json.dumps({**json.load(sys.stdin), 'cpu': sum(range(10**6))}))"
     said = {"per_attempt": [], "return_mean": 1.0, "updates": 1, "env_steps": 2}

@@ -171,7 +171,7 @@ def test_a_process_that_is_alone_communicates_nothing() -> None:
 def test_micro_batches_are_divided_among_ranks(
     monkeypatch: pytest.MonkeyPatch, number: int, rank: int, wanted: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr(ranks, "size", lambda: number)
+    monkeypatch.setattr(ranks, "count_joined", lambda: number)
     monkeypatch.setattr(ranks, "get_rank", lambda: rank)
     assert list(ranks.list_micro_batches(wanted)) == expected
 

@@ -125,7 +125,7 @@ def test_spans_are_in_proportion_to_ranks_and_divide_the_lake(
 ) -> None:
     monkeypatch.setattr(ranks, "gather", lambda value: hosts if isinstance(value, range) else [value])
     monkeypatch.setattr(ranks, "find_host_ranks", lambda: own)
-    monkeypatch.setattr(ranks, "size", lambda: len(hosts))
+    monkeypatch.setattr(ranks, "count_joined", lambda: len(hosts))
     if expected is None:
         with pytest.raises(UsageError, match="which ranks share a host"):
             ranks.find_host_span()

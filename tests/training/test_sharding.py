@@ -158,7 +158,7 @@ def test_compilation_is_refused_together_with_sharding() -> None:
 def test_rows_are_divided_as_torch_divides_them(monkeypatch: pytest.MonkeyPatch, size: int, count: int) -> None:
     chunks = torch.arange(count).chunk(size)
     for rank in range(size):
-        monkeypatch.setattr(ranks, "size", lambda: size)
+        monkeypatch.setattr(ranks, "count_joined", lambda: size)
         monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
         expected = chunks[rank].tolist() if rank < len(chunks) else []
         assert torch.arange(count)[ranks.find_own_rows(count)].tolist() == expected

@@ -34,6 +34,7 @@ def measure_faults() -> tuple[int, int]:
     return before, faults()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone")
 def test_freed_memory_is_used_again() -> None:
     # A process that has run many tests has free memory in its heap, which is used before any is taken from the system.

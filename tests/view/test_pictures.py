@@ -66,6 +66,7 @@ def test_a_strip_has_evenly_spaced_frames(lake: Lake) -> None:
         np.testing.assert_array_equal(drawn[:, place * 18 : place * 18 + 16], values["obs.image"][step])
 
 
+@pytest.mark.system
 def test_a_strip_of_huge_frames_has_few(lake: Lake) -> None:
     huge = Schema(Spaces(observation={"obs": Box(shape=(3000, 4000, 3), dtype="uint8")}, action=Discrete(n=2)))
     reader, uid = StepReader(lake), put(lake, huge.empty(2), schema=huge)

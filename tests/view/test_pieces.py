@@ -55,6 +55,7 @@ def test_the_table_has_a_row_for_each_episode(stored) -> None:
     assert [row[second.columns.index("length")] for row in second.rows] == [7, 9]
 
 
+@pytest.mark.system
 def test_any_piece_of_an_episode_gives_access_to_all_its_rows(stored) -> None:
     whole, pieces, known, cut = stored
     reader, viewer = StepReader(pieces), LakeViewer(pieces)
@@ -74,6 +75,7 @@ def test_any_piece_of_an_episode_gives_access_to_all_its_rows(stored) -> None:
             assert facts["uid"] == piece
 
 
+@pytest.mark.system
 def test_versions_of_an_episode_are_shown_once_and_where_they_begin(tmp_path: Path) -> None:
     goals = {"name": "goal-frozen-lake"}
     collect.run(tiny(env=goals, collect={"steps": 400, "chunk_steps": 3}), lake=tmp_path / "lake")

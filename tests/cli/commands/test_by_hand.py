@@ -36,6 +36,7 @@ def learned(document: dict[str, Any]) -> dict[str, Any]:
     return tables | {"size": document["size"]}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["sorter:Sorter", "gym:CartPole-v1", "gym:Pendulum-v1"])
 def test_stages_by_hand_learn_with_the_settings_that_a_run_would_choose(own: Amago, name: str) -> None:
     planned = own("run", "--env", name, "--steps", 600, *SMALL, "--dry-run", "--output", "json").json["settings"]

@@ -177,6 +177,7 @@ def test_an_option_and_a_setting_of_the_table_it_decides_are_refused_together(am
     assert "exploration.kind: given twice" in refused.err
 
 
+@pytest.mark.system
 def test_what_breaks_stops_or_is_begun_anew_as_wished(amago: Amago) -> None:
     walk = ("collect", "--env", "tests.envs.breaking:Walk", "-s", "env.fault=raise", "-s", "env.every=9")
     how = ("--actors", 4, "--workers", 0, "--steps", 400, "--output", "json")
@@ -197,6 +198,7 @@ def test_what_breaks_stops_or_is_begun_anew_as_wished(amago: Amago) -> None:
     assert row["n"] == again.json["metrics"]["steps_total"]
 
 
+@pytest.mark.system
 def test_a_step_that_takes_longer_than_it_may_stops_as_what_breaks(amago: Amago) -> None:
     hanging = ("collect", "--env", "tests.envs.breaking:Walk", "-s", "env.fault=hang", "--steps", 400, "--actors", 2)
     limited = (*hanging, "--run", "a", "--env-timeout", 0.2)
@@ -208,6 +210,7 @@ def test_a_step_that_takes_longer_than_it_may_stops_as_what_breaks(amago: Amago)
     assert (refused.code, "--env-timeout" in refused.err) == (2, True)
 
 
+@pytest.mark.system
 def test_what_cannot_begin_leaves_nothing_behind(amago: Amago) -> None:
     failed = amago("collect", "--env", "tests.envs.own:Line", "-s", "env.fault=reset", "--run", "a", "--workers", 0)
     assert failed.code == 1

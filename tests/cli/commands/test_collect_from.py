@@ -42,6 +42,7 @@ def test_what_was_taken_in_is_trained_on(amago: Amago, file: Path) -> None:
     assert done.json["metrics"]["updates"] == 2
 
 
+@pytest.mark.system
 def test_data_goes_out_and_comes_back(amago: Amago, small: Path) -> None:
     for form, kind in (("hdf5", "d4rl"), ("minari", "minari"), ("npz", "npz"), ("parquet", "parquet")):
         out = amago("export", small, "--format", form, "--to", f"{form}-v0", "--output", "json")
@@ -100,6 +101,7 @@ def steps_by_collector(amago: Amago, lake: Path) -> dict[str, int]:
     return {row["collector"]: row["steps"] for row in amago("lake", "sql", lake, text, "--output", "json").json}
 
 
+@pytest.mark.system
 def test_a_run_that_imported_data_goes_on_online_by_hand(amago: Amago, imported: Path) -> None:
     before = steps_by_collector(amago, imported)
     words = ("collect", "--run", imported, "--policy", imported, "--epsilon", 0.2, "--add", 40, "--actors", 2)
@@ -128,6 +130,7 @@ def test_a_run_that_imported_data_resumes_the_import_unless_acting_is_asked_for(
     assert "--add N plays N steps" in again.err
 
 
+@pytest.mark.system
 def test_starting_over_by_playing_forgets_the_source(amago: Amago, imported: Path) -> None:
     done = amago("collect", "--run", imported, "--policy", "random", "--steps", 40, "--actors", 2, "--fresh")
     assert done.code == 0, done.err
@@ -147,6 +150,7 @@ def test_an_environment_is_named_after_the_import(amago: Amago, small: Path) -> 
     assert "differs from that of its last collect" not in played.err
 
 
+@pytest.mark.system
 def test_the_library_plays_in_a_run_that_imported_data(imported: Path) -> None:
     from pipelines.stages.library import collect
 

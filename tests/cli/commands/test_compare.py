@@ -35,6 +35,7 @@ def test_a_row_for_each_group_in_three_forms(amago: Amago) -> None:
     assert len(rows) == 3
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("runs")
 def test_curves_are_written_as_pictures_and_as_points(amago: Amago) -> None:
     for name, start in {"c.png": b"\x89PNG", "c.svg": b"<svg", "c.csv": b"group,steps"}.items():

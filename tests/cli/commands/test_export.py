@@ -75,6 +75,7 @@ def test_a_card_lies_beside_the_policy(amago: Amago, small: Path) -> None:
     assert amago("verify", "shared").code == 0
 
 
+@pytest.mark.system
 def test_the_proof_uses_one_thread(amago: Amago, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that share the steps of four actors cost three times the CPU time."""
     pytest.importorskip("onnxruntime", reason='pip install "amago[onnx]"')

@@ -63,6 +63,7 @@ def test_every_stage_runs_and_the_same_command_skips_what_is_done(amago: Amago, 
     assert amago("run", recipe, "--output", "json").json["status"] == "skipped"
 
 
+@pytest.mark.system
 def test_the_written_configuration_runs_again(amago: Amago, recipe: Path) -> None:
     assert amago("run", recipe, "--run", "a").code == 0
     again = amago("run", "a/config.toml", "--run", "b")
@@ -70,6 +71,7 @@ def test_the_written_configuration_runs_again(amago: Amago, recipe: Path) -> Non
     assert read_toml(Path("a/config.toml")) == read_toml(Path("b/config.toml"))
 
 
+@pytest.mark.system
 def test_a_change_is_refused_unless_fresh(amago: Amago, recipe: Path) -> None:
     assert amago("run", recipe).code == 0
     refused = amago("run", recipe, "--set", "train.batch_size=3")
@@ -94,6 +96,7 @@ agent.actor.hidden = [4]
 """
 
 
+@pytest.mark.system
 def test_a_profile_has_a_directory_of_its_own(amago: Amago, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("[[stages]]", SMOKE + "[[stages]]", 1))
     assert amago("run", recipe, "--profile", "smoke", "--output", "json").json["run"] == "runs/short-smoke"
@@ -149,6 +152,7 @@ def test_mistakes_are_named_without_a_traceback(
     assert "Traceback" not in failed.err
 
 
+@pytest.mark.system
 def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago: Amago, recipe: Path) -> None:
     shown = RECIPE.replace("report = false\n", "")  # what is next depends on the page
     recipe.write_text(shown.replace("start_epoch = -1", 'mark_best = true\nlabel = "now"'))

@@ -33,6 +33,7 @@ def stored(run: str) -> dict:
     return json.loads((Path(run) / "run.json").read_text())
 
 
+@pytest.mark.system
 def test_a_budget_in_steps_is_used_up_and_the_same_command_has_nothing_left_to_do(amago: Amago) -> None:
     done = amago("run", "--env", "tmaze", *SMALL, "--set", "env.corridor=3", "--output", "json")
     assert done.code == 0, done.err
@@ -84,6 +85,7 @@ def planned(amago: Amago) -> Amago:
     return amago
 
 
+@pytest.mark.system
 def test_a_recipe_without_stages_is_completed_and_named_by_its_file(amago: Amago) -> None:
     Path("mine.toml").write_text('[env]\nname = "tmaze"\ncorridor = 3\n[train]\nbatch_size = 5\n')
     words = ("run", "mine.toml", *SMALL, "--output", "json")
@@ -99,6 +101,7 @@ def test_a_recipe_without_stages_is_completed_and_named_by_its_file(amago: Amago
     assert run("mine.toml", "b", steps=300, settings={"collect.workers": 0}).status == "done"
 
 
+@pytest.mark.system
 def test_fresh_measures_and_begins_again(planned: Amago) -> None:
     done = planned("run", "--env", "tmaze", "--steps", 200, "--set", "collect.workers=0", "--fresh", "--output", "json")
     assert (done.code, done.json["status"]) == (0, "done")
@@ -134,6 +137,7 @@ def test_a_dry_run_in_json_has_the_choices_and_what_was_measured(amago: Amago) -
     assert shown["budget"] == {"steps": 300}
 
 
+@pytest.mark.system
 def test_minutes_are_planned_from_measured_rates(amago: Amago) -> None:
     shown = amago("run", "--env", "tmaze", "--minutes", 0.5, "--dry-run", "--output", "json").json
     assert shown["measured"]["update_seconds"] > 0
@@ -142,6 +146,7 @@ def test_minutes_are_planned_from_measured_rates(amago: Amago) -> None:
     assert shown["settings"]["size"] == "tiny"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["gym:CartPole-v1", "gym:Pendulum-v1", "meta-frozen-lake", "gym:MountainCar-v0"])
 def test_any_environment_is_learned_from_and_none_ends_without_trajectories(amago: Amago, name: str) -> None:
     done = amago("run", "--env", name, "--steps", 250, "--run", "a", "--set", "evaluate.episodes=2", "--output", "json")
@@ -150,6 +155,7 @@ def test_any_environment_is_learned_from_and_none_ends_without_trajectories(amag
     assert done.json["metrics"]["return_mean"] is not None
 
 
+@pytest.mark.system
 def test_a_class_of_ones_own_with_dict_observations(own: Amago) -> None:
     done = own("run", "--env", "sorter:Sorter", *SMALL, "--set", "env.length=4", "--output", "json")
     assert done.code == 0, done.err
@@ -157,6 +163,7 @@ def test_a_class_of_ones_own_with_dict_observations(own: Amago) -> None:
     assert stored("runs/sorter-Sorter")["recipe"]["plan"]["measured"]["length_max"] == 4
 
 
+@pytest.mark.system
 def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> None:
     done = own("run", "--env", "sorter:Still", *SMALL, "--run", "a")
     assert done.code == 0, done.err
@@ -239,6 +246,7 @@ def test_a_killed_run_goes_on_by_its_plan_and_ends_as_one_that_was_not_killed(am
     assert repeated.json["metrics"]["updates"] == done.json["metrics"]["updates"]
 
 
+@pytest.mark.system
 def test_continuous_actions_of_few_dimensions_are_chosen_from_a_grid_and_sampled(amago: Amago) -> None:
     """The lake and the exported policy have the environment's actions, all of them points of the grid."""
     done = amago("run", "--env", "point-robot", *SMALL, "--output", "json")

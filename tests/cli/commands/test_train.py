@@ -19,6 +19,7 @@ def test_updates_and_their_fields(amago: Amago, small: Path) -> None:
     assert done.json["metrics"]["updates"] == 2
 
 
+@pytest.mark.system
 def test_a_lake_of_a_run_trains_that_run_and_repeating_it_resumes(amago: Amago, small: Path) -> None:
     assert amago("train", "--from-lake", small, "--steps", 3, "--output", "json").json["status"] == "skipped"
     more = amago("train", "--from-lake", small, "--steps", 4, "--output", "json").json
@@ -59,6 +60,7 @@ def test_a_changed_configuration_is_refused_with_a_diff(amago: Amago, small: Pat
     assert "train.batch_size: 4 -> 5" in refused.err
 
 
+@pytest.mark.system
 def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Path) -> None:
     shutil.copytree(small / "lake", "b")
     header = json.loads(Path("b/lake.json").read_text())

@@ -18,6 +18,7 @@ from pipelines.report import onnxruntime_web
 from tests.cli.conftest import Amago
 
 
+@pytest.mark.system
 def test_names_of_the_zoo_are_bundles_everywhere(amago: Amago) -> None:
     assert find_bundle("zoo:tmaze") == places.locate_in_zoo("tmaze")
     assert load_policy("zoo:cartpole").act(np.zeros(4, np.float32)) in (0, 1)

@@ -59,6 +59,7 @@ def test_line_breaks_do_not_break_the_table() -> None:
     assert len(list(render(("a",), [("x\ny",)], show=raw))) == 3
 
 
+@pytest.mark.system
 def test_a_hundred_thousand_rows_take_a_moment() -> None:
     rows = [(number, f"uid-{number}", 0.5) for number in range(100_000)]
     began = time.process_time()

@@ -121,6 +121,7 @@ def test_a_damaged_segment_is_told_of_once_and_left_out(lake: Lake) -> None:
     assert len(segment_files(lake)) == 2
 
 
+@pytest.mark.system
 def test_a_thread_bounds_a_lake_that_is_written_and_drawn_from(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the newest is left, nobody is disturbed, and what is drawn is what was written."""
     monkeypatch.setattr(caps, "LOOK_SECONDS", 0.02)

@@ -222,6 +222,7 @@ def test_folders_filled_before_the_last_one_of_their_hour_go_when_they_are_empty
     assert [folder.exists() for folder in made] == [False, True, True, True, True]
 
 
+@pytest.mark.system
 def test_many_files_are_removed_by_few_calls(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an object store each call is a request. Segments go before their blobs."""
     fill(lake, [3] * 250, schema=IMAGES, seal_every=1)

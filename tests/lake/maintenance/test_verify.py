@@ -95,6 +95,7 @@ def test_foreign_files_are_reported_and_harm_nobody(lake: Lake) -> None:
     assert LiveTable(lake).refresh().added == 1
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES], 1), ids=["plain", "images"])
 def test_damage_anywhere_is_found_or_harmless(lake: Lake, schema) -> None:

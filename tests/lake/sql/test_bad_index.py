@@ -19,6 +19,7 @@ from tests.tiers import trials
 EVERYTHING = "select * from trajectories order by uid"
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("how", ["flipped", "cut"])
 def test_a_damaged_index_never_answers_wrong(lake: Lake, how: str) -> None:

@@ -159,6 +159,7 @@ def test_processes_and_threads_ask_at_once(lake: Lake) -> None:
     assert catalog.query(lake, EVERYTHING) == live
 
 
+@pytest.mark.system
 def test_an_index_held_by_a_stranger_is_not_deleted(lake: Lake, tmp_path: Path) -> None:
     """Another program has the file open for writing: the answer comes from memory, the file stays."""
     fill(lake, [3])

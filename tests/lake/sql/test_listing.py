@@ -126,6 +126,7 @@ class Life:
 EVENTS = ["write", "write", "derive", "expire", "expire_whole", "compact", "sweep", "set_aside", "set_back"]
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("seed", some(range(4), 0))
 @pytest.mark.parametrize("events", some([EVENTS, [*EVENTS, "publish_twice"]], 1), ids=["once", "twice"])

@@ -188,6 +188,7 @@ def test_steps_are_rows(lake: Lake) -> None:
     assert catalog.query(lake, "select count(*) from steps a join steps b using (uid, t)")[1] == [(27,)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("batch_rows", "batch_bytes"), some([(1, 1 << 20), (3, 1 << 20), (1000, 40), (1000, 1 << 20)], 1)
 )

@@ -1,8 +1,11 @@
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Amago
 
 
+@pytest.mark.system
 def test_it_says_what_it_would_do_and_then_does_it(amago: Amago, small: Path) -> None:
     amago("collect", "--env", "gym:CartPole-v1", "--run", small, "--steps", 600, "--actors", 4, "-q")
     segments = sorted((small / "lake/segments").glob("*/*.arrow"))

@@ -33,6 +33,7 @@ def test_merging_lakes_of_the_same_seed_names_the_collectors_that_played_the_sam
     assert "are there twice" not in amago("lake", "merge", "one", "three", "--into", "others").err
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("twins")
 def test_training_on_a_mixture_of_the_same_experience_says_so(amago: Amago) -> None:
     words = ("--run", "mixed", "--steps", 1, "--encoder", "feedforward", *tiny())

@@ -23,6 +23,7 @@ def test_a_dry_run_lists_what_would_go_segment_by_segment(amago: Amago, small: P
     assert call["expired"][0]["segment"] in text
 
 
+@pytest.mark.system
 def test_the_rest_fits_and_collecting_again_does_not_make_up_for_it(amago: Amago, small: Path) -> None:
     assert amago("lake", "expire", small, "--max-steps", 100).code == 0
     left = figures(amago, small)

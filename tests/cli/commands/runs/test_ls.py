@@ -77,6 +77,7 @@ def test_where_is_sql(amago: Amago) -> None:
     assert amago("runs", "--where", "score >").code == 2
 
 
+@pytest.mark.system
 def test_listing_imports_neither_torch_nor_duckdb(amago: Amago) -> None:
     import subprocess
     import sys
