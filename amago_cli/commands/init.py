@@ -44,7 +44,7 @@ def _write_starter(directory: Path) -> list[Path]:
     from importlib import resources, util
 
     from pipelines.errors import UsageError
-    from pipelines.files.atomic import explained, write_atomically
+    from pipelines.files.atomic import explain_errors, write_atomically
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"'{directory}' already exists", hint="choose another name")
@@ -59,7 +59,7 @@ def _write_starter(directory: Path) -> list[Path]:
     class_name = "".join(part[:1].upper() + part[1:] for part in module.split("_")) or module
     source = resources.files("amago_cli") / "starter"
     written = []
-    with explained(f"write '{directory}'"):
+    with explain_errors(f"write '{directory}'"):
         directory.mkdir(parents=True, exist_ok=True)
         for file in _FILES:
             path = directory / file.replace(_MODULE, module)

@@ -29,9 +29,9 @@ from pipelines.config.places import is_run, refuse_scheme, suggest
 from pipelines.config.policy_files import WarmStart, list_checkpoints
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
-from pipelines.files.atomic import explained, remove_leftovers, write_atomically
+from pipelines.files.atomic import explain_errors, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
-from pipelines.files.locks import exclusive, hold_lock
+from pipelines.files.locks import hold_exclusively, hold_lock
 
 _LONGEST_ERROR = 500
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
@@ -207,7 +207,7 @@ class RunDirectory:
         `recipe`: which one the run follows, and how it differs. How the stage ends is recorded when the run's `lock` is
         released. UsageError as for `refuse_changes`.
         """
-        with explained(f"write '{self.path}'"):
+        with explain_errors(f"write '{self.path}'"):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._writing():
             self.refuse_changes(stage, settings, fresh=fresh)
@@ -250,7 +250,7 @@ class RunDirectory:
     def _writing(self) -> Iterator[None]:
         """Hold the record's lock: no other process changes it between our read and write, as stages of one run may
         overlap."""
-        with explained(f"write '{self.path}'"), hold_lock(self.path / ".record.lock"):
+        with explain_errors(f"write '{self.path}'"), hold_lock(self.path / ".record.lock"):
             yield
 
     def _write_record(self, record: Mapping[str, Any]) -> None:
@@ -269,7 +269,7 @@ class RunDirectory:
         with contextlib.ExitStack() as held:
             for stage in stages:
                 what = f"run '{self.path}' is in use by {stage}"
-                held.enter_context(exclusive(self.path / f".{stage}.lock", what=what))
+                held.enter_context(hold_exclusively(self.path / f".{stage}.lock", what=what))
             for directory in (self.path, self.evaluations):
                 remove_leftovers(directory)
             try:

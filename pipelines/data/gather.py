@@ -17,7 +17,7 @@ from pipelines.data.readahead import Readahead, prepare
 from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
-from pipelines.files.atomic import storage_error
+from pipelines.files.atomic import make_storage_error
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
@@ -332,7 +332,7 @@ class Gatherer:
         except (IntegrityError, FileNotFoundError) as error:
             raise self._lost(number, error) from error
         except OSError as error:
-            raise storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
+            raise make_storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
 
     def _lost(self, number: int, error: Exception) -> SegmentLost:
         self._files.pop(self._view.segments[number].file, None)

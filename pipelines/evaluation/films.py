@@ -20,7 +20,7 @@ from pipelines.envs.env import Env, StepResult
 from pipelines.envs.scenes import WIDTH
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Progress, silent
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake.schema import Schema
 from pipelines.lake.trajectory import Trajectories, Trajectory
 from pipelines.rollout.episodes import Episode
@@ -50,7 +50,7 @@ class PictureReel(Sequence[np.ndarray]):
             height, width = np.minimum(picture.shape[:2], self._shape[:2])
             whole[:height, :width] = picture[:height, :width]
             picture = whole
-        with explained("store the frames of a video"):
+        with explain_errors("store the frames of a video"):
             start = self._file.seek(0, io.SEEK_END)
             self._places.append((start, self._file.write(zlib.compress(picture.tobytes(), 1))))
 

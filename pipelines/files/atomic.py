@@ -25,7 +25,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def storage_error(error: OSError, action: str) -> StageFailed:
+def make_storage_error(error: OSError, action: str) -> StageFailed:
     """Make the error a user should see when the file system refused `action` ("write 'x'")."""
     if error.errno in _FULL:
         return StageFailed(
@@ -41,12 +41,12 @@ def storage_error(error: OSError, action: str) -> StageFailed:
 
 
 @contextlib.contextmanager
-def explained(action: str) -> Iterator[None]:
+def explain_errors(action: str) -> Iterator[None]:
     """Turn any OSError inside the block into StageFailed; `action` completes "cannot ..."."""
     try:
         yield
     except OSError as error:
-        raise storage_error(error, action) from error
+        raise make_storage_error(error, action) from error
 
 
 def sync_directory(directory: Path) -> None:
@@ -100,7 +100,7 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     if isinstance(content, str):
         content = content.encode()
     write = content if callable(content) else operator.methodcaller("write", content)
-    with explained(f"write '{path}'"):
+    with explain_errors(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = stage(path.parent, f".{path.name}", write, durable=durable)
         try:
@@ -127,7 +127,7 @@ def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:
     The last one named is absent while the others change: who finds it, finds files that belong together.
     """
     staged: dict[Path, Path] = {}
-    with explained(f"write '{directory}'"):
+    with explain_errors(f"write '{directory}'"):
         directory.mkdir(parents=True, exist_ok=True)
         try:
             for name, content in contents.items():
@@ -144,6 +144,6 @@ def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:
 def point(link: Path, target: str) -> None:
     """Make `link` a symbolic link to `target` (relative), replacing the old one in one step."""
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
-    with explained(f"write '{link}'"):
+    with explain_errors(f"write '{link}'"):
         temporary.symlink_to(target)
         os.replace(temporary, link)

@@ -1,5 +1,8 @@
-"""Advisory locks between the processes of a host: `hold_lock` waits its turn; `exclusive` refuses, says who holds it,
-and leaves nothing where nothing else was made; `holder` says who holds one."""
+"""Advisory locks between the processes of a host.
+
+`hold_lock` waits its turn; `hold_exclusively` refuses, says who holds it, and leaves nothing where nothing else was made;
+`find_holder` says who holds one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.errors import Locked
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.files.malformed import open_regular
 
 _HOLDER = re.compile(r"pid (\d{1,10}) on (\S{1,255}) since (\S{1,32})")
@@ -30,7 +33,7 @@ class LockHolder:
     since: str
 
 
-def holder(file: Path) -> LockHolder | None:
+def find_holder(file: Path) -> LockHolder | None:
     """Find who holds the lock on `file`; None if nobody does, as far as this host knows.
 
     A process of this host that is gone holds nothing: then the lock is not tried, so that a process that takes it at
@@ -55,12 +58,12 @@ def holder(file: Path) -> LockHolder | None:
 
 
 @contextmanager
-def exclusive(file: Path, *, what: str) -> Iterator[None]:
+def hold_exclusively(file: Path, *, what: str) -> Iterator[None]:
     """Hold a lock on `file`, made with its directories if missing; Locked (exit 75) says who holds `what`.
 
     Where nothing else was made beside it, it goes again, with the directories made for it.
     """
-    with explained(f"write '{file.parent}'"):
+    with explain_errors(f"write '{file.parent}'"):
         made = [path for path in (file.parent, *file.parent.parents) if not path.exists()]
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = _claim(file, what)

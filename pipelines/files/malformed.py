@@ -46,7 +46,7 @@ _LONGEST = 160
 
 
 @contextlib.contextmanager
-def decoding(what: Path | str, *more: type[Exception], hint: str = "restore it from a copy") -> Iterator[None]:
+def explain_damage(what: Path | str, *more: type[Exception], hint: str = "restore it from a copy") -> Iterator[None]:
     """Turn what decoding a file raises, `more` included, into IntegrityError that names `what`; errors of ours and
     FileNotFoundError pass.
     """

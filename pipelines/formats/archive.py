@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.files.malformed import decoding, open_regular
+from pipelines.files.malformed import explain_damage, open_regular
 from pipelines.formats.base import require_file
 
 _SUFFIX = ".npy"
@@ -68,5 +68,5 @@ class NpzArchive:
     def _decoding(self) -> Iterator[None]:
         """Turn what zipfile and numpy raise over a damaged file into IntegrityError."""
         raised = (SyntaxError, tokenize.TokenError, lzma.LZMAError)
-        with decoding(self._path, *raised, hint="fetch or make it again"):
+        with explain_damage(self._path, *raised, hint="fetch or make it again"):
             yield

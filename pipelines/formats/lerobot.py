@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.json import parse_object
-from pipelines.files.malformed import decoding, open_regular, read_limited
+from pipelines.files.malformed import explain_damage, open_regular, read_limited
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, decode_pictures, require, require_file
 from pipelines.formats.tables.files import as_damage
 from pipelines.formats.tables.reader import Block, TableImporter
@@ -319,7 +319,7 @@ class Video:
     def _decoding(self) -> Iterator[None]:
         import av
 
-        with decoding(self._path, av.FFmpegError, hint=_HINT):
+        with explain_damage(self._path, av.FFmpegError, hint=_HINT):
             yield
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.files.malformed import MALFORMED, decoding
+from pipelines.files.malformed import MALFORMED, explain_damage
 from pipelines.formats.base import Exporter, Importer, Request
 from pipelines.formats.demonstrations import find_kind
 from pipelines.formats.flat.datasets import DATASETS
@@ -117,7 +117,7 @@ class _GuardedImporter:
 
     def __init__(self, make: Callable[[Request], Importer], request: Request) -> None:
         self._what = request.place
-        with decoding(self._what, *_RAISED, hint=_HINT):
+        with explain_damage(self._what, *_RAISED, hint=_HINT):
             self._source = make(request)
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +127,7 @@ class _GuardedImporter:
         """Yield batches as `Importer` says."""
         found = self._source.batches(start)
         while True:
-            with decoding(self._what, *_RAISED, hint=_HINT):
+            with explain_damage(self._what, *_RAISED, hint=_HINT):
                 batch = next(found, None)
             if batch is None:
                 return
@@ -155,7 +155,7 @@ def open_importer(
     # Before any decoder sees the files: what they say of their spaces is as likely to be damaged as their values. An id
     # of Minari's may name a dataset that was exported to where minari keeps them.
     files = str(find_data(place)) if kind == "minari" else place
-    with decoding(place, hint=_HINT):
+    with explain_damage(place, hint=_HINT):
         verify_files(files, nested=kind == "npz", listener=listener)
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind == "npz" and is_flat(Path(place)):

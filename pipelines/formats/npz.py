@@ -21,7 +21,7 @@ import numpy as np
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.atomic import write_atomically
-from pipelines.files.malformed import decoding
+from pipelines.files.malformed import explain_damage
 from pipelines.formats.archive import NpzArchive
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, hash_files
 from pipelines.formats.intake import (
@@ -201,7 +201,7 @@ class NpzImporter:
     def _read(self, path: Path) -> _File:
         with NpzArchive(path) as archive:
             values = {name: archive[name] for name in archive.names()}
-        with decoding(path, hint="fetch or make it again"):
+        with explain_damage(path, hint="fetch or make it again"):
             return _read_ours(values, path) if RECORD in values or ACTION in values else _read_theirs(values, path)
 
 

@@ -27,9 +27,9 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.files.json import Form, parse_object
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.lake.arrow import table_of_objects
 from pipelines.lake.storage import connect
 
@@ -77,7 +77,7 @@ def hold_name(lake: Path | str, collector: str) -> AbstractContextManager[None]:
     """Hold the name of a collector in a lake that need not exist yet; Locked if another process fills it under that
     name."""
     busy = f"lake '{lake}' is being filled with '{collector}'"
-    return exclusive(connect(lake).local / f".{quote(collector, safe='')}.lock", what=busy)
+    return hold_exclusively(connect(lake).local / f".{quote(collector, safe='')}.lock", what=busy)
 
 
 def register(
@@ -157,7 +157,7 @@ def place(path: Path) -> dict[str, str]:
 def write(lake: Lake, record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the record of a collector; returns it. StageFailed if it cannot be written."""
     key = f"{FOLDER}/{quote(record['collector'], safe='')}.json"
-    with explained(f"write '{lake.storage.url(key)}'"):
+    with explain_errors(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())
     return record
 

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from pipelines.files.atomic import storage_error
+from pipelines.files.atomic import make_storage_error
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 ROOT = "segments"
@@ -182,7 +182,7 @@ def read_stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
     try:
         stamp = storage.stamp(folder)
     except OSError as error:
-        raise storage_error(error, f"read '{storage.url(folder)}'") from error
+        raise make_storage_error(error, f"read '{storage.url(folder)}'") from error
     return stamp, stamp is not None and now - stamp > FRESH_SECONDS * 1e9
 
 
@@ -191,7 +191,7 @@ def folders(storage: Storage, folder: str) -> list[str]:
     try:
         return storage.folders(folder)
     except OSError as error:
-        raise storage_error(error, f"read '{storage.url(folder)}'") from error
+        raise make_storage_error(error, f"read '{storage.url(folder)}'") from error
 
 
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
@@ -211,7 +211,7 @@ def list_each(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
     try:
         yield from storage.listings([f"{ROOT}/{name}" for name in names])
     except OSError as error:
-        raise storage_error(error, f"read '{storage.url(ROOT)}'") from error
+        raise make_storage_error(error, f"read '{storage.url(ROOT)}'") from error
 
 
 def segment_ids(folder: str, names: Iterable[str]) -> list[str]:
@@ -274,7 +274,7 @@ class KeyWatcher:
                 self._recent_place, found = self._list_page(after)
                 yield found
         except OSError as error:
-            raise storage_error(error, f"list '{self._storage.url()}'") from error
+            raise make_storage_error(error, f"list '{self._storage.url()}'") from error
         self._everything = False
         self._looks += 1
 

@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 
 from pipelines.errors import InputMissing, IntegrityError, Locked, StageFailed, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.atomic import explained, storage_error
+from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.folders import LOG, REWRITTEN, read_stamp
@@ -374,7 +374,7 @@ class LakeLog:
         )
         old = self.names
         _create(self.storage, self.last, kept, restart=True)
-        with explained(f"write '{self.storage.url(LOG)}'"):
+        with explain_errors(f"write '{self.storage.url(LOG)}'"):
             self.storage.remove(*(f"{LOG}/{name}" for name in old))
         return True
 
@@ -392,7 +392,7 @@ class LakeLog:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url(key)}'") from error
+            raise make_storage_error(error, f"read '{self.storage.url(key)}'") from error
         except MALFORMED as error:
             raise IntegrityError(f"log entry '{self.storage.url(key)}' is damaged") from error
 
@@ -406,7 +406,7 @@ def read_log(storage: Storage, *, listener: Listener = silent) -> LakeLog:
 
 def list_files(storage: Storage) -> list[str]:
     """Return the names of the log's files, in order. StageFailed if the storage fails."""
-    with explained(f"read '{storage.url(LOG)}'"):
+    with explain_errors(f"read '{storage.url(LOG)}'"):
         return sorted(filter(_NAME.fullmatch, storage.names(LOG)))
 
 
@@ -427,7 +427,7 @@ def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restar
     plain = [entry.model_dump(exclude_defaults=True) for entry in entries]
     data = {"restart": restart, "crc": _compute_crc(plain), "entries": plain}
     key, content = f"{LOG}/{after + 1:012d}.json", (json.dumps(data) + "\n").encode()
-    with explained(f"write '{storage.url(LOG)}'"):
+    with explain_errors(f"write '{storage.url(LOG)}'"):
         try:
             # The number itself may be free again, once the log was restarted.
             if find_last_number(storage) != after:

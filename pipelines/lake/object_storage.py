@@ -35,8 +35,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipelines.errors import InputMissing, Locked, StageFailed, StorageError, UsageError
-from pipelines.files.atomic import explained
-from pipelines.files.locks import exclusive, hold_lock
+from pipelines.files.atomic import explain_errors
+from pipelines.files.locks import hold_exclusively, hold_lock
 from pipelines.files.malformed import MALFORMED, RECORD_BYTES
 from pipelines.files.user_cache import cache_home
 from pipelines.lake.bucket import AlreadyWritten, Bucket, Location, Version, connect
@@ -271,7 +271,7 @@ def host_directory(identity: str, label: str) -> Path:
     """Return the directory of this host for a remote lake, creating it if missing; `label` makes its name readable."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[-40:].strip("-")
     directory = cache_home().absolute() / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    with explained(f"write '{directory}', which this host needs for the lake (AMAGO_CACHE names another place)"):
+    with explain_errors(f"write '{directory}', which this host needs for the lake (AMAGO_CACHE names another place)"):
         for name in _FOLDERS:
             (directory / name).mkdir(parents=True, exist_ok=True)
     return directory
@@ -426,7 +426,7 @@ class Lease:
         Locked if another process has it. `local`: lock file of this host. InputMissing if the store has no conditional
         writes, unless the user declares this host the only maintainer.
         """
-        with exclusive(local, what=self._what):
+        with hold_exclusively(local, what=self._what):
             try:
                 self.acquire()
             except _ConditionalWritesUnsupported:

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputMissing, Interrupted
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
@@ -303,7 +303,7 @@ class OverlayWriter:
             columns={name: checksum(array) for name, array in values.items()},
         )
         table = pa.concat_tables(self._tables)
-        with explained(f"write a segment into '{storage.url()}'"):
+        with explain_errors(f"write a segment into '{storage.url()}'"):
             if self._log is None:
                 about = {"format": LOG_FORMAT, "schema": self._schema_id, "columns": list(values)}
                 path = storage.local / "wal" / f"{self._writer}-{0:08d}.wal"
@@ -317,7 +317,7 @@ class OverlayWriter:
 
     def _publish(self) -> None:
         while self._staged:
-            with explained(f"write a segment into '{self._storage.url()}'"):
+            with explain_errors(f"write a segment into '{self._storage.url()}'"):
                 id = self._folders.name_segment(self._writer, self._sequence, overlay=True)
                 self._sequence += 1
                 assert self._log is not None

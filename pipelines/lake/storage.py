@@ -18,7 +18,7 @@ from pipelines.config.places import STORES, refuse_scheme
 from pipelines.errors import InputMissing
 from pipelines.files import atomic
 from pipelines.files.checksums import checksum
-from pipelines.files.locks import exclusive, hold_lock
+from pipelines.files.locks import hold_exclusively, hold_lock
 from pipelines.files.malformed import RECORD_BYTES, read_limited
 
 FRESH_SECONDS = 2.0  # a file may appear within the same tick of the file system's clock
@@ -125,7 +125,7 @@ def require_lake(storage: Storage) -> None:
     try:
         there = storage.exists(HEADER)
     except OSError as error:
-        raise atomic.storage_error(error, f"read '{storage.url(HEADER)}'") from error
+        raise atomic.make_storage_error(error, f"read '{storage.url(HEADER)}'") from error
     if not there:
         raise InputMissing(f"there is no lake at '{storage.url()}' any more", hint="it was removed or moved")
 
@@ -259,7 +259,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def hold(self, name: str, *, what: str) -> Iterator[Callable[[], None]]:
-        with exclusive(self.root / "locks" / f"{name}.lock", what=what):
+        with hold_exclusively(self.root / "locks" / f"{name}.lock", what=what):
             yield lambda: None
 
     def held_by_another(self, name: str) -> str:

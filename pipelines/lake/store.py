@@ -27,7 +27,7 @@ from typing import Any
 from pipelines.config.places import is_lake, suggest
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
-from pipelines.files.atomic import explained, storage_error
+from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.schema import Schema, digest
@@ -152,7 +152,7 @@ class Lake:
             "required_features": [],
             "created": time.time(),
         }
-        with explained(f"create lake '{path}'"):
+        with explain_errors(f"create lake '{path}'"):
             storage.create_folders()
             try:
                 storage.create(HEADER, (json.dumps(header, indent=1) + "\n").encode())
@@ -185,7 +185,7 @@ class Lake:
         """Write `schema` for readers; returns its id. Repeating it changes nothing; a damaged file is rewritten."""
         key = f"schemas/{schema.id}.json"
         data = schema.to_json()
-        with explained(f"write '{self.storage.url(key)}'"):
+        with explain_errors(f"write '{self.storage.url(key)}'"):
             found = None
             with contextlib.suppress(FileNotFoundError, ValueError):
                 found = parse_object(self.storage.read(key))
@@ -206,7 +206,7 @@ class Lake:
             except FileNotFoundError as error:
                 raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
             except StorageError as error:
-                raise storage_error(error, f"read '{path}'") from error
+                raise make_storage_error(error, f"read '{path}'") from error
             except UNREADABLE as error:
                 raise IntegrityError(f"schema '{path}' is damaged: {reason(error)}", hint=_HEAL) from error
             if digest(data) != schema_id:
@@ -229,7 +229,7 @@ class Lake:
         try:
             names = self.storage.names("schemas")
         except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url('schemas')}'") from error
+            raise make_storage_error(error, f"read '{self.storage.url('schemas')}'") from error
         return sorted(name.removesuffix(".json") for name in names if _SCHEMA_NAME.fullmatch(name))
 
     def require_schema(self, schema: Schema) -> str:
@@ -268,7 +268,7 @@ class Lake:
         self, schema: Schema, *, name: str | None = None, seal_bytes: int = 64 << 20, seal_seconds: float = 10.0
     ) -> Writer:
         """Open a new writer of `schema`, after salvaging the logs of dead writers."""
-        with explained(f"write into lake '{self.name}'"):
+        with explain_errors(f"write into lake '{self.name}'"):
             self.storage.create_folders()  # copying a lake loses empty folders
         self.salvage()
         self.register(schema)
@@ -314,7 +314,7 @@ def _find_header(place: Path | str) -> tuple[Storage, bytes] | None:
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have such a name
             continue
         except StorageError as error:
-            raise storage_error(error, f"read '{place}'") from error
+            raise make_storage_error(error, f"read '{place}'") from error
         except OSError as error:
             raise InputMissing(f"lake '{each.url()}' cannot be read: {error.strerror or error}") from error
     return None

@@ -25,7 +25,7 @@ import numpy as np
 
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.atomic import explained, storage_error
+from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import QUARANTINE, FolderChooser, segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
@@ -121,7 +121,7 @@ class Writer:
         names = [uid.hex() for uid in uids]
         each["crc"] = np.array(list(map(zlib.crc32, blobs)), dtype=np.uint32)
         row = {name: value for name, value in shared.items() if name not in each}
-        with explained(f"append to lake '{self._storage.url()}'"):
+        with explain_errors(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
             self._log.append(row, {"uid": names, **each}, blobs)
@@ -177,7 +177,7 @@ class Writer:
             self._sealer.submit(log, items)
 
     def _publish(self, log: Log, items: Sequence[UnsealedBatch]) -> None:
-        with explained(f"write a segment into '{self._storage.url()}'"):
+        with explain_errors(f"write a segment into '{self._storage.url()}'"):
             publish_log(self._storage, self._folders, log, self.schema.id, self.columns, items)
 
     def _abandon(self) -> None:
@@ -382,7 +382,7 @@ def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: List
             if log is not None:
                 saved += _salvage_one(storage, log, schema, listener)
         except OSError as error:
-            listener(Notice(text=str(storage_error(error, f"salvage '{path}'")), level="warning"))
+            listener(Notice(text=str(make_storage_error(error, f"salvage '{path}'")), level="warning"))
         except AmagoError as error:
             listener(Notice(text=f"cannot salvage '{path}': {error}", level="warning"))
         finally:

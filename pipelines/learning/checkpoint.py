@@ -35,7 +35,7 @@ from pipelines.config.host import count_ranks
 from pipelines.config.model import AgentSettings, SequencePluginSettings
 from pipelines.config.policy_files import list_checkpoints, locate_checkpoint, read_link
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.files.atomic import explained, point, sync_directory
+from pipelines.files.atomic import explain_errors, point, sync_directory
 from pipelines.files.checksums import Mismatch, read_checked, read_sealed, seal
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
@@ -133,7 +133,7 @@ def save(
     """Write a checkpoint under `directory`, point `latest` at it and delete all but the newest `keep` (and `best`)."""
     name = f"{record['update']:06d}"
     temporary, final = directory / f".tmp-{name}-{os.getpid()}", directory / name
-    with explained(f"write a checkpoint into '{directory}'"):
+    with explain_errors(f"write a checkpoint into '{directory}'"):
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
@@ -214,7 +214,7 @@ def _point(link: Path, name: str) -> None:
     """Make `link` point at the checkpoint called `name`. A copy of a run that followed its links has a folder there,
     whose content is that of a numbered one."""
     if link.is_dir() and not link.is_symlink():
-        with explained(f"write '{link}'"):
+        with explain_errors(f"write '{link}'"):
             _remove(link)
     point(link, name)
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.config.places import RUN, is_run, locate_lake, parse_share
 from pipelines.config.run_directory import RunDirectory, RunRecord
 from pipelines.errors import AmagoError, UsageError
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.files.json import read_object
 from pipelines.files.malformed import read_limited
 from pipelines.runs.stored import read_run
@@ -60,7 +60,7 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
             held.enter_context(RunDirectory(path).lock(*_STAGES))
         found = [RemovedRun(path=path, bytes=measure_disk(path)) for path in paths]
     for run in () if dry_run else found:
-        with explained(f"remove '{run.path}'"), RunDirectory(run.path).lock(*_STAGES):
+        with explain_errors(f"remove '{run.path}'"), RunDirectory(run.path).lock(*_STAGES):
             # Under another name, so that a half-removed run does not look like a run.
             doomed = run.path.with_name(f".{run.path.name}.{secrets.token_hex(4)}.removed")
             os.rename(run.path, doomed)
@@ -164,7 +164,10 @@ class _Folder:
         while waiting:
             path = waiting.pop()
             files, links, folders = set(), set(), []
-            with explained(f"read '{path}'") if hidden else contextlib.suppress(OSError), os.scandir(path) as entries:
+            with (
+                explain_errors(f"read '{path}'") if hidden else contextlib.suppress(OSError),
+                os.scandir(path) as entries,
+            ):
                 for entry in entries:
                     if entry.is_symlink():
                         links.add(entry.name)

@@ -22,7 +22,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
-from pipelines.files.locks import LockHolder, holder
+from pipelines.files.locks import LockHolder, find_holder
 from pipelines.files.malformed import read_limited
 from pipelines.runs.evaluations import (
     Evaluation,
@@ -48,7 +48,7 @@ _NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
 def find_running(path: Path) -> tuple[str, LockHolder] | None:
     """Find the stage that a process is running in the run at `path`, and that process; None if there is none."""
     for stage in _LOCKS:
-        if (found := holder(path / f".{stage}.lock")) is not None:
+        if (found := find_holder(path / f".{stage}.lock")) is not None:
             return stage, found
     return None
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import AmagoError, Locked, StageFailed
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
@@ -85,7 +85,7 @@ class CollectorTask:
     def __call__(self, channel: Channel) -> None:
         """Play until the driver has no more orders."""
         plan = self.plan
-        with exclusive(self.lock, what=f"collector '{plan.name}' is at work"):
+        with hold_exclusively(self.lock, what=f"collector '{plan.name}' is at work"):
             use_threads(plan.settings.train.threads)
             policy = None if plan.policy is None else _ContinuedPolicy(plan.policy)
             with Collector(replace(plan, policy=policy), listener=channel.listen) as collector:
@@ -252,7 +252,7 @@ class CollectorGroup:
         for number in range(self._plan.settings.collect.collectors):
             while True:
                 try:
-                    with exclusive(self._lock(number), what="a collector is at work"):
+                    with hold_exclusively(self._lock(number), what="a collector is at work"):
                         break
                 except Locked as error:
                     listener(Waiting(what=f"an earlier command: {error.message}"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.config.places import is_run
 from pipelines.errors import StageFailed
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.processes import end_process
 from pipelines.runs.stored import read_run
 
@@ -101,7 +101,7 @@ class RunProcesses:
 
     def start(self, planned: PlannedRun, *, tries: int = 0) -> None:
         """Start the process of a run."""
-        with explained(f"write '{self._logs}'"):
+        with explain_errors(f"write '{self._logs}'"):
             self._logs.mkdir(parents=True, exist_ok=True)
             log = self._logs / f"{planned.path.name}.log"
             if log.exists() and log.stat().st_size > _LOG_BYTES:

@@ -13,7 +13,7 @@ from pipelines.errors import UsageError
 from pipelines.files.atomic import write_atomically
 from pipelines.files.checksums import read_sealed, seal
 from pipelines.files.json import Form
-from pipelines.files.malformed import decoding
+from pipelines.files.malformed import explain_damage
 
 # Texts about a recipe, the report and the trackers do not change a score.
 _TABLES = (*(table for table in STAGE_TABLES["run"] if table != "track"), "evaluate", "epochs", "seed")
@@ -52,7 +52,7 @@ def require_shared_settings(
     path = directory / RECORD
     known = None
     if path.exists():
-        with decoding(path, hint="restore it from a copy, or choose another --run"):
+        with explain_damage(path, hint="restore it from a copy, or choose another --run"):
             known = _Record.model_validate(read_sealed(path))
     every = sorted({*(known.varied if known else ()), *varied})
     wanted = {key: value for key, value in settings.items() if key in _TABLES} | dict(also or {})

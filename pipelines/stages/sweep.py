@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.config.changes import may_change
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.runs.evaluations import DEFAULT_METRIC
 from pipelines.runs.summary import Row, format_setting, summarize_runs
 from pipelines.stages.compare import compare
@@ -81,7 +81,7 @@ def run(
     """
     began = time.monotonic()
     logs = directory / "logs"
-    with exclusive(directory / ".sweep.lock", what=f"'{directory}' is in use by a sweep"):
+    with hold_exclusively(directory / ".sweep.lock", what=f"'{directory}' is in use by a sweep"):
         require_shared_settings(directory, settings, varied=varied, may_change=may_change)
         waiting = [each for each in planned if not each.is_done]
         ended: list[EndedRun] = []

@@ -23,8 +23,8 @@ from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.checksums import Mismatch, checksum
 from pipelines.files.json import Form, read_object
-from pipelines.files.locks import exclusive
-from pipelines.files.malformed import decoding, read_limited
+from pipelines.files.locks import hold_exclusively
+from pipelines.files.malformed import explain_damage, read_limited
 from pipelines.runs.comparison import aggregate
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, find_last_and_best, select_curve
 from pipelines.runs.stored import read_run
@@ -83,7 +83,7 @@ class Search:
                 left.unlink()
         if not os.path.lexists(path):
             self.seal()  # before Optuna writes: a kill in between leaves a journal that goes on from nothing
-        with decoding(path, hint=hint), contextlib.suppress(FileNotFoundError):
+        with explain_damage(path, hint=hint), contextlib.suppress(FileNotFoundError):
             content = read_limited(path)
             seal = self.directory / _SEAL
             if not seal.exists():
@@ -96,7 +96,7 @@ class Search:
                     file.truncate(content.rfind(b"\n") + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            with decoding(path, optuna.exceptions.OptunaError, hint=hint):
+            with explain_damage(path, optuna.exceptions.OptunaError, hint=hint):
                 storage = JournalStorage(JournalFileBackend(str(path)))
                 for known in storage.get_all_studies():
                     storage.get_all_trials(known._study_id, deepcopy=False)
@@ -215,7 +215,7 @@ def run(search: Search, *, listener: Listener = silent) -> Result:
     began = time.monotonic()
     _require_optuna()
     logs = search.directory / "logs"
-    with exclusive(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
+    with hold_exclusively(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
         search.require_same()
         study = search.open_study()
         with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:

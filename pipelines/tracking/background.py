@@ -24,7 +24,7 @@ from pipelines.errors import InputMissing, Interrupted, Locked, is_stop
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import Form, parse_object, read_object
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.files.malformed import reason
 from pipelines.tracking.base import Ending, TrackedRun, Tracker, factory, parse
 
@@ -81,7 +81,7 @@ def track_run(
     with contextlib.ExitStack() as stack:
         if made:
             try:
-                stack.enter_context(exclusive(directory.path / ".track.lock", what=f"run '{directory.path}'"))
+                stack.enter_context(hold_exclusively(directory.path / ".track.lock", what=f"run '{directory.path}'"))
             except Locked as error:
                 listener(Notice(stage="track", text=f"left to the process that tracks this run: {error.message}"))
                 made = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.atomic import explain_errors, write_atomically
 from pipelines.files.json import Form, fits, read_objects
 
 
@@ -38,7 +38,7 @@ class MetricsLog:
         """Add one line."""
         now, cpu = round(time.time(), 3), round(time.process_time(), 3)
         entry = {"update": update, "stage": stage, "time": now, "cpu_seconds": cpu, **figures}
-        with explained(f"write '{self.path}'"):
+        with explain_errors(f"write '{self.path}'"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import Locked
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 
 
 def test_a_lock_whose_last_holder_removed_the_file_meanwhile_is_taken_on_a_new_one(
@@ -21,8 +21,8 @@ def test_a_lock_whose_last_holder_removed_the_file_meanwhile_is_taken_on_a_new_o
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with exclusive(file, what="it"):
+    with hold_exclusively(file, what="it"):
         monkeypatch.undo()
         assert len(tried) == 2
-        with pytest.raises(Locked, match="it, pid"), exclusive(file, what="it"):
+        with pytest.raises(Locked, match="it, pid"), hold_exclusively(file, what="it"):
             pass

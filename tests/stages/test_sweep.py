@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.errors import Interrupted, Locked, StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.stages.result import Result
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses
 from pipelines.stages.sweep import cell_names, grid
@@ -133,7 +133,7 @@ def test_an_interruption_stops_the_processes_at_their_safe_points(tmp_path: Path
 
 
 def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
-    with exclusive(tmp_path / ".sweep.lock", what="x"), pytest.raises(Locked):
+    with hold_exclusively(tmp_path / ".sweep.lock", what="x"), pytest.raises(Locked):
         run([], directory=tmp_path, command=command())
 
 

@@ -15,7 +15,7 @@ from pipelines import trust
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice
-from pipelines.files.locks import exclusive
+from pipelines.files.locks import hold_exclusively
 from pipelines.tracking import background
 from pipelines.tracking.background import MetricsTail, figures, track_run
 from pipelines.tracking.base import factory, parse
@@ -176,7 +176,7 @@ def test_a_tracker_learns_how_the_run_ended(directory: RunDirectory, error: Exce
 def test_one_process_sends_a_run(directory: RunDirectory) -> None:
     train(directory, 25)
     heard: list[Event] = []
-    with exclusive(directory.path / ".track.lock", what="it"), track_run([NAME], directory, {}, heard.append):
+    with hold_exclusively(directory.path / ".track.lock", what="it"), track_run([NAME], directory, {}, heard.append):
         pass
     assert not MADE
     [said] = [event.text for event in heard if isinstance(event, Notice)]

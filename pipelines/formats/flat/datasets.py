@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.files.atomic import explained, publish
+from pipelines.files.atomic import explain_errors, publish
 from pipelines.files.locks import hold_lock
 from pipelines.files.user_cache import cache_home
 from pipelines.nearest import did_you_mean
@@ -203,7 +203,7 @@ def find_file(place: str, listener: Listener = silent) -> Path:
     path = cache_home() / "datasets" / f"{place}.hdf5"
     if path.is_file():
         return path
-    with explained(f"write '{path.parent}' (AMAGO_CACHE names another place)"):
+    with explain_errors(f"write '{path.parent}' (AMAGO_CACHE names another place)"):
         path.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(path.with_name(f".{path.name}.lock")):  # one process of a host fetches, the others wait
         if not path.is_file():
@@ -228,7 +228,7 @@ def _fetch(url: str, path: Path, sha256: str | None, listener: Listener) -> None
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
             size = int(answer.headers.get("Content-Length") or 0)
             while piece := answer.read(_PIECE):
-                with explained(f"write '{part}'"), part.open("ab") as file:
+                with explain_errors(f"write '{part}'"), part.open("ab") as file:
                     file.write(piece)
                 digest.update(piece)
                 done += len(piece)
@@ -243,7 +243,7 @@ def _fetch(url: str, path: Path, sha256: str | None, listener: Listener) -> None
             )
         if sha256 is None:
             listener(Notice(text=f"{path.name}: no checksum of it is known; its SHA-256 is {found}", level="warning"))
-        with explained(f"write '{path}'"):
+        with explain_errors(f"write '{path}'"):
             publish(part, path)
     except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
         reason = error if isinstance(error, HTTPError) else getattr(error, "reason", None) or error

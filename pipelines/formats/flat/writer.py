@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing
-from pipelines.files.atomic import explained, publish
+from pipelines.files.atomic import explain_errors, publish
 from pipelines.formats.base import Exported, Item, require
 from pipelines.formats.flat import reader as d4rl
 from pipelines.formats.intake import restore_actions
@@ -146,7 +146,7 @@ def create_file(target: Path) -> Iterator[Any]:
     import h5py
 
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    with explained(f"write '{target}'"):
+    with explain_errors(f"write '{target}'"):
         try:
             with h5py.File(part, "w", libver=LAYOUT) as file:
                 yield file

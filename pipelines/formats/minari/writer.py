@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.atomic import explain_errors, write_atomically
 from pipelines.formats.base import Exported, Item, require
 from pipelines.formats.flat.writer import CHECKED, GZIP, as_native, create_file, require_one_schema
 from pipelines.formats.intake import is_plain
@@ -45,7 +45,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
     """
     require("h5py", "hdf5", "--format minari")
     folder = to / "data"
-    with explained(f"write '{folder}'"):
+    with explain_errors(f"write '{folder}'"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / minari.METADATA).unlink(missing_ok=True)
     count = steps = 0

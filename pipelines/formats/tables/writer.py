@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.atomic import explain_errors, write_atomically
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.tables.files import TRAJECTORIES as TABLE
 from pipelines.formats.tables.reader import SPACES
@@ -43,7 +43,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
     parts: dict[str, _SchemaFiles] = {}
     rows: list[dict[str, Any]] = []
     tables: list[pa.Table] = []
-    with contextlib.ExitStack() as stack, explained(f"write '{to}'"):
+    with contextlib.ExitStack() as stack, explain_errors(f"write '{to}'"):
         for item in items:
             schema = item.schema()
             if schema.id not in parts:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import REWRITTEN, FolderChooser
@@ -193,7 +193,7 @@ def rewrite(
     A part with a wrong checksum among what it keeps is left unchanged, with a Notice; None if nothing is left to do.
     The plain columns of the result are held in memory. StageFailed if the disk fails.
     """
-    with explained(f"rewrite segments of '{lake.name}'"):
+    with explain_errors(f"rewrite segments of '{lake.name}'"):
         held()
         lake.storage.create_folders()  # copying a lake loses empty folders
         position = find_last_number(lake.storage)

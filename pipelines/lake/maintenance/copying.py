@@ -24,7 +24,7 @@ import numpy as np
 from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files import atomic
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
@@ -90,7 +90,7 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
         job = _CopyJob(source, target, chosen, listener)
         ExpiredUids(target.storage).begin()
-        with explained(f"copy '{source.name}' into '{target.name}'"):
+        with explain_errors(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
                 if job.copy_once(first=attempt == 0):
                     return job.done

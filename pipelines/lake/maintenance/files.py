@@ -24,7 +24,7 @@ import numpy as np
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Progress, silent
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake.folders import (
     COPIED,
     LOG,
@@ -221,7 +221,7 @@ def sweep(
     """
     lake, storage, log, now = inventory.lake, inventory.lake.storage, inventory.log, time.time()
     log.require_whole()
-    with explained(f"remove files of '{lake.name}'"):
+    with explain_errors(f"remove files of '{lake.name}'"):
         names = {f"{hour}/{name}" for hour, found in list_names(storage).items() for name in found}
         listed = set(segment_ids("", names))
         unfinished = sorted(id for id in listed if not log.is_finished(id) and id not in log.whole)

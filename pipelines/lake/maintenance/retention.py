@@ -25,7 +25,7 @@ import numpy as np
 
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.log import LogEntry, append, lease
 from pipelines.lake.maintenance.files import GRACE_SECONDS, File, FileTable, SweepResult, sweep
@@ -341,7 +341,7 @@ class ExpiredUids:
             merged = [name for name, some in found.items() if len(some) < _MERGED_UIDS]
             uids = np.concatenate([uids, *(found[name] for name in merged)])
         self._write(np.unique(uids))
-        with explained(f"write '{self._storage.url(EXPIRED)}'"):
+        with explain_errors(f"write '{self._storage.url(EXPIRED)}'"):
             self._storage.remove(*(f"{EXPIRED}/{name}" for name in merged))
 
     def read(self) -> np.ndarray:
@@ -354,7 +354,7 @@ class ExpiredUids:
             return np.unique(np.concatenate([np.zeros(0, "S16"), *found]))
 
     def _list(self) -> list[str]:
-        with explained(f"read '{self._storage.url(EXPIRED)}'"):
+        with explain_errors(f"read '{self._storage.url(EXPIRED)}'"):
             names = self._storage.names(EXPIRED)
         return sorted(name for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
 
@@ -370,5 +370,5 @@ class ExpiredUids:
 
     def _write(self, uids: np.ndarray) -> None:
         name, content = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}{_SUFFIX}", uids.tobytes()
-        with explained(f"write '{self._storage.url(EXPIRED)}'"):
+        with explain_errors(f"write '{self._storage.url(EXPIRED)}'"):
             self._storage.write(f"{EXPIRED}/{name}", zlib.crc32(content).to_bytes(4, "little") + content)

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files import atomic
-from pipelines.files.atomic import explained
+from pipelines.files.atomic import explain_errors
 from pipelines.files.malformed import open_regular
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
@@ -101,7 +101,7 @@ class Quarantine:
         """End the quarantine of a segment, under the maintenance lease. StageFailed if the storage fails."""
         self.enter(id, None)
         key = self._footer_key(id)
-        with explained(f"remove '{self._storage.url(key)}'"):
+        with explain_errors(f"remove '{self._storage.url(key)}'"):
             self._storage.remove(key)
 
     def remember(self, id: str) -> None:
@@ -215,7 +215,7 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
                 text = f"{damage.reason}; it is quarantined with its {len(damage.trajectories)} trajectories"
                 try:
                     if not damage.damaged:  # otherwise its footer can be read
-                        with explained("keep what is known of it"):
+                        with explain_errors("keep what is known of it"):
                             quarantine.remember(id)
                     if id not in log.quarantined:
                         with lease(lake):
@@ -341,7 +341,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
         return RepairResult(segments={})
     made: dict[str, str | None] = {}
     quarantine = Quarantine(lake)
-    with lease(lake) as held, explained(f"repair '{lake.name}'"):
+    with lease(lake) as held, explain_errors(f"repair '{lake.name}'"):
         lake.storage.create_folders()  # copying a lake loses empty folders
         log = LakeLog(lake.storage, lake.id, listener)
         log.refresh()

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.atomic import storage_error
+from pipelines.files.atomic import make_storage_error
 from pipelines.files.locks import hold_lock
 from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_each, read_stamp, segment_ids
 from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer, uid_array
@@ -379,7 +379,7 @@ def list_changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[s
             if listed != known.get(folder):
                 found[folder] = listed
     except OSError as error:
-        raise storage_error(error, f"list '{storage.url()}'") from error
+        raise make_storage_error(error, f"list '{storage.url()}'") from error
     return found
 
 
