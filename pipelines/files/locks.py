@@ -1,6 +1,6 @@
 """Advisory locks between the processes of a host.
 
-`hold_lock` waits its turn; `hold_exclusively` refuses, says who holds it, and leaves nothing where nothing else was made;
+`hold_lock` waits its turn; `hold_exclusively` refuses, says who holds it, and leaves nothing where nothing was made;
 `find_holder` says who holds one.
 """
 
