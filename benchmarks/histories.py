@@ -41,6 +41,7 @@ RESULTS, METHODS = ROOT / "docs/histories.jsonl", Path(__file__).with_suffix(".t
 BEGIN, END = "<!-- histories: written by benchmarks/histories.py book -->", "<!-- end of histories -->"
 ATTEMPTS, EPISODES = 30, 100
 _SHOWN = (1, 10, 20, 30)  # attempts in the table
+_ROOM = {"attempts": 1}
 
 
 def load_methods() -> dict[str, dict[str, Any]]:
@@ -101,7 +102,7 @@ def _call(words: Sequence[str]) -> None:
 
 def measure_optimum() -> float:
     """Compute the mean return of the environment's expert, who knows the goal, over all held-out cells."""
-    room = make("dark-room", num_envs=1, seed=0, params={"attempts": 1}, split="test")
+    room = make("dark-room", num_envs=1, seed=0, params=_ROOM, split="test")
     returns: dict[str, float] = {}
     for _ in range(EPISODES * 4):
         room.reset(np.ones(1, dtype=bool))
@@ -114,17 +115,23 @@ def measure_optimum() -> float:
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the table: each method's mean return in some attempts, over seeds, with the spread of the last."""
-    lines = [f"| method | {' | '.join(f'attempt {n}' for n in _SHOWN)} | seeds | CPU s |", "|---|" + "---|" * 6]
+    """Format the table: each method's mean return in some attempts and in all of them, over seeds, and the range of the
+    latter; and that at the cells of the histories."""
+    heads = [f"attempt {number}" for number in _SHOWN]
+    lines = [f"| method | {' | '.join(heads)} | all attempts | the learners' cells | seeds | CPU s |"]
+    lines.append("|---" * (len(heads) + 5) + "|")
     for name, method in load_methods().items():
         mine = [row for row in rows if row["method"] == name]
         if not mine:
             continue
         curves = np.array([row["per_attempt"] for row in mine])
         cells = [f"{curves[:, attempt - 1].mean():.1f}" for attempt in _SHOWN]
-        cells[-1] += f" ({', '.join(f'{last:.1f}' for last in sorted(curves[:, -1].tolist()))})"
-        seconds = np.mean([row["cpu_seconds"] for row in mine])
-        lines.append(f"| {method['title']} | {' | '.join(cells)} | {len(mine)} | {seconds:,.0f} |")
+        means = sorted(curves.mean(1).tolist())
+        cells.append(f"{np.mean(means):.1f}" + (f" ({means[0]:.1f} to {means[-1]:.1f})" if len(means) > 1 else ""))
+        known = [np.mean(row["per_attempt_of_learners"]) for row in mine if row["per_attempt_of_learners"]]
+        cells.append(f"{np.mean(known):.1f}" if known else "")
+        cells += [str(len(mine)), f"{np.mean([row['cpu_seconds'] for row in mine]):,.0f}"]
+        lines.append(f"| {method['title']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -139,7 +146,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
                 bounds = np.array([bootstrap_ci_of_strata([column]) for column in curves.T])
                 band = {"low": bounds[:, 0].tolist(), "high": bounds[:, 1].tolist()}
             series.append(Series(name=method["title"], values=curves.mean(0).tolist(), **band))
+    chance = make("dark-room", num_envs=1, seed=0, params=_ROOM, split="test").spec.random_return
     series.append(Series(name="optimum", values=[measure_optimum()], reference=True))
+    series.append(Series(name="random", values=[chance or 0.0], reference=True))
     return Lines(series=series, x_title="attempt at an unseen cell", y_title="return", whole=True).draw(path)
 
 
