@@ -84,6 +84,7 @@ def test_an_environment_without_tasks_to_choose_is_refused(tmp_path: Path) -> No
 def test_other_tasks_make_another_collector(tmp_path: Path) -> None:
     """Each counts its own steps."""
     for tasks in (GOALS, GOALS[:1], ()):
-        collect.run(rooms(tasks=tasks, actors=6 if not tasks else "auto"), lake=tmp_path / "lake")
+        without = {} if tasks else {"actors": 6, "copies": 1}
+        collect.run(rooms(tasks=tasks, **without), lake=tmp_path / "lake")
     found = rows(tmp_path / "lake", "select sum(length) from trajectories group by collector")
     assert found == [(120,)] * 3
