@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.envs.suites.catalogue import suites
-from pipelines.report.training import meanings
+from pipelines.report.training import Meaning
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELDS = {
@@ -62,7 +62,7 @@ def metrics() -> Iterator[str]:
     """Yield a table of the metrics of training."""
     yield "| metric | meaning |"
     yield "|---|---|"
-    for entry in meanings():
+    for entry in Meaning.read_all():
         yield f"| {', '.join(f'`{name}`' for name in entry.names)} | {entry.meaning} |"
 
 
