@@ -102,9 +102,10 @@ class _Term:
 def actor_loss(inputs: LossInputs) -> Tensor:
     """-Q of the policy's own actions plus (advantage-filtered) behaviour cloning, each times its weight."""
     importance_N = inputs.steps.importance_N
-    weight_NG = torch.ones_like(inputs.log_prob_NG)
     if inputs.critics is not None and inputs.settings.target == "action":
         weight_NG = inputs.critics.weight_NG
+    else:
+        weight_NG = torch.ones_like(inputs.log_prob_NG)
     if importance_N is not None:
         weight_NG = weight_NG * importance_N[:, None]
     num_discounts = inputs.log_prob_NG.shape[1]  # sums over steps, means over discounts
