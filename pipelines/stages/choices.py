@@ -55,6 +55,7 @@ N_STEP = 3
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
 GRID_POINTS, LEAST_GRID_POINTS = {1: 5, 2: 3}, 2
 SMALL_OBSERVATION, BOUNDED_OBSERVATION, SMALL_REWARD = 1.5, 20.0, 10.0  # largest magnitudes seen
+FAINT_OBSERVATION = 0.2  # largest magnitude of a number that a network would hardly see beside others of order one
 PREDICTION_WEIGHT, CRITIC_WEIGHT_OF_ATTEMPTS = 4.0, 1.0
 EMA_DECAY = 0.99
 WARMUP_SHARE, MOST_WARMUP = 0.1, 100  # of the planned updates
@@ -103,8 +104,9 @@ class EnvFacts:
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
     (None: unknown); `length_mean`, `length_min` and `length_max` of the episodes seen, or of those in progress if none
     ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and `success_mean` are over them
-    (None: none ended). `observation_max`, `reward_max`: largest magnitudes. `one_by_one`: actors are stepped one after
-    another. `step_seconds`: CPU seconds of a step of one actor, resets included.
+    (None: none ended). `observation_max`, `reward_max`: largest magnitudes; `observation_min`: of the number
+    observed that has the smallest one (0: none is known). `one_by_one`: actors are stepped one after another.
+    `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str
@@ -125,6 +127,7 @@ class EnvFacts:
     return_error: float | None = None
     success_mean: float | None = None
     observation_max: float = 0.0
+    observation_min: float = 0.0
     reward_max: float = 0.0
     step_seconds: float = 0.0
     has_gpu: bool = False
@@ -330,8 +333,11 @@ class Choices:
         facts = self.facts
         largest = f"observations are up to {facts.observation_max:.3g}"
         is_small = facts.observation_max <= SMALL_OBSERVATION and facts.reward_max <= SMALL_REWARD
+        is_faint = 0 < facts.observation_min < FAINT_OBSERVATION
         reason = f"{largest}, rewards up to {facts.reward_max:.3g}"
-        self.choose("agent.timestep.normalize", not is_small, reason)
+        if is_faint:
+            reason = f"one of the numbers observed is up to {facts.observation_min:.3g} only"
+        self.choose("agent.timestep.normalize", is_faint or not is_small, reason)
         self.choose("agent.timestep.symlog", facts.observation_max > BOUNDED_OBSERVATION, largest)
 
     def _choose_actors(self) -> None:

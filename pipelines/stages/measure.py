@@ -91,6 +91,7 @@ def measure_env(
         return_error=float(returns.std() / math.sqrt(len(returns))) if len(returns) else None,
         success_mean=float(np.mean(success)) if len(success) and spec.has_success else None,
         observation_max=round_digits(probe.observation_max),
+        observation_min=round_digits(probe.observation_min),
         reward_max=round_digits(probe.reward_max),
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
@@ -147,14 +148,25 @@ class _PlayedEpisodes:
 
 
 class _Probe:
-    """A policy that notes the largest observation and reward, apart from images and choices."""
+    """A policy that notes the largest magnitudes of rewards and of each number observed, apart from images and choices."""
 
     def __init__(self, policy: Policy, env: Env) -> None:
         self._policy = policy
-        self._columns = [
-            name for name, space in env.spec.spaces.observation.items() if isinstance(space, Box) and not space.is_image
-        ]
-        self.observation_max = self.reward_max = 0.0
+        spaces = env.spec.spaces.observation
+        self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
+        self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
+        self.reward_max = 0.0
+
+    @property
+    def observation_max(self) -> float:
+        """The largest magnitude of all numbers observed."""
+        return max((float(largest.max(initial=0)) for largest in self._largest.values()), default=0.0)
+
+    @property
+    def observation_min(self) -> float:
+        """The largest magnitude of the number that varies least, apart from numbers that were always 0."""
+        seen = [float(largest[largest > 0].min(initial=np.inf)) for largest in self._largest.values()]
+        return min(seen) if seen and math.isfinite(min(seen)) else 0.0
 
     def act(
         self,
@@ -164,7 +176,8 @@ class _Probe:
         time: np.ndarray,
     ) -> np.ndarray:
         for name in self._columns:
-            self.observation_max = max(self.observation_max, float(np.abs(observation[name]).max(initial=0)))
+            largest = self._largest[name]
+            np.maximum(largest, np.abs(observation[name]).max(axis=0), out=largest)
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
         return self._policy.act(observation, prev_action, prev_reward, time)
 

@@ -87,6 +87,7 @@ facts = st.builds(
     has_text=st.booleans(),
     has_gpu=st.booleans(),
     observation_max=st.floats(0, 1e6),
+    observation_min=st.floats(0, 1e6),
     reward_max=st.floats(0, 1e6),
     step_seconds=st.floats(1e-7, 0.1),
 )
@@ -236,6 +237,8 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (LAKE, "agent.timestep.normalize", False),
         (PENDULUM, "agent.timestep.normalize", True),
+        (replace(CARTPOLE, observation_max=1.2, observation_min=0.05), "agent.timestep.normalize", True),
+        (replace(CARTPOLE, observation_max=1.2, observation_min=0.3), "agent.timestep.normalize", False),
         (CHEETAH, "exploration.start", 0.5),
     ],
 )

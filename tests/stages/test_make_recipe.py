@@ -132,7 +132,10 @@ def test_facts_of_spaces() -> None:
     pendulum = measured("gym:Pendulum-v1", seconds=0.2)
     assert (pendulum.action, pendulum.horizon, pendulum.observation_size) == ("Box", 200, 3)
     assert pendulum.one_by_one
-    assert 1 < pendulum.observation_max <= 8
+    assert 0.9 < pendulum.observation_min <= 1 < pendulum.observation_max <= 8  # cosine, sine, angular velocity
+    car = measured("gym:MountainCar-v0", seconds=0.2)
+    assert 0 < car.observation_min <= 0.07  # its velocity
+    assert 0.4 < car.observation_max <= 1.2
     lake = measured("meta-frozen-lake", attempts=3)
     assert (lake.action, lake.num_attempts, lake.one_by_one, lake.has_success) == ("Discrete", 3, False, True)
 
