@@ -13,7 +13,7 @@ actions. `amago` is run as a user would, by its command line and without a recip
 Stable-Baselines3 and sb3-contrib (`pip install -e ".[peers]"`) with rl-zoo's settings (general_parts/peers.toml).
 
 `run` appends one line of JSON per run and skips runs that are there, so a killed benchmark is resumed by the same
-command. A task whose packages are not skip_missing, and an agent that a task does not list, are left out.
+command. A task whose packages are not installed, and an agent that a task does not list, are left out.
 """
 
 from __future__ import annotations

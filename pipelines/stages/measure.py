@@ -148,7 +148,7 @@ class _PlayedEpisodes:
 
 
 class _Probe:
-    """A policy that notes the largest magnitude of each number observed and of rewards, apart from images and choices."""
+    """A policy that notes the largest magnitudes of observed numbers and of rewards, apart from images and choices."""
 
     def __init__(self, policy: Policy, env: Env) -> None:
         self._policy = policy
