@@ -77,7 +77,7 @@ def selected(options: argparse.Namespace) -> list[Task]:
 
 
 def skip_missing(tasks: list[Task]) -> Iterator[Task]:
-    """Yield the tasks whose packages are skip_missing, and name the extras of the others."""
+    """Yield the tasks whose packages are installed, and name the extras of the others."""
     for task in tasks:
         extra, present = requirement(task.env)
         if present:
