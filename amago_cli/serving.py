@@ -13,7 +13,6 @@ import asyncio
 import contextvars
 import errno
 import json
-import resource
 import signal
 import socket
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 from amago_cli.stopping import Stopped
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.descriptors import reserve_descriptors
 
 _SPARE_CONNECTIONS = 32  # above the requests at a time: for those that wait, and for answers of 503
 _HEADER_BYTES = 64 << 10
@@ -94,7 +94,7 @@ def serve(
     cancelled. `listener` hears why connections cannot be accepted."""
     import uvicorn
 
-    most = _connections_for(requests)
+    most = reserve_descriptors(requests + _SPARE_CONNECTIONS)
     limited = _LimitedApp(app, most=max(1, min(requests, most - _SPARE_CONNECTIONS)), deadlines=deadlines)
     config = uvicorn.Config(
         limited,
@@ -148,20 +148,6 @@ def serve(
         server.should_exit = True
         # Until the end: a thread that is inside a C++ library while the interpreter exits aborts the process.
         thread.join()
-
-
-def _connections_for(requests: int) -> int:
-    """Choose how many connections to hold for `requests` at a time, and raise the limit of descriptors for them.
-
-    Half of the descriptors are left for the rest of the process.
-    """
-    wanted = requests + _SPARE_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < 2 * wanted:
-        raised = 2 * wanted if hard == resource.RLIM_INFINITY else min(2 * wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft = raised
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 2)
 
 
 class _Connections:

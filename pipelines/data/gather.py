@@ -1,7 +1,8 @@
 """Copying windows out of mapped segments.
 
 The windows of a batch are ordered by segment, those of an overlay by their base within it. Where several are in one
-file, one `take` of all their rows is the fastest copy in numpy; where a file has few, plain slices are.
+file, one `take` of all their rows is the fastest copy in numpy; where most files have few, one `concatenate` of slices
+of many files is.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import numpy as np
 
 from pipelines.data.batch import Batch, Buffers
 from pipelines.data.histories import Parts
-from pipelines.data.readahead import Readahead, prepare
+from pipelines.data.readahead import SMALL_FILE, Readahead, prepare, prepare_file
 from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
+from pipelines.files.descriptors import reserve_descriptors
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
-OPEN_FILES = 256
+OPEN_FILES = 8192  # kept mapped, if the process may have twice as many files open
 _TAKE_FROM = 4  # windows in one file above which a gather beats slices
 
 Columns = dict[str, np.ndarray]
@@ -62,7 +64,7 @@ class SegmentLost(Exception):
 
 
 class Gatherer:
-    """Reader of windows of `rows` rows of a view, which keeps the last 256 files mapped."""
+    """Reader of windows of `rows` rows of a view, which keeps the files that it read last mapped."""
 
     def __init__(self, view: View, rows: int) -> None:
         self._view, self._rows = view, rows
@@ -72,7 +74,7 @@ class Gatherer:
         self._readahead = Readahead()
         self._files = OpenSegments(
             view.lake,
-            limit=OPEN_FILES,
+            limit=reserve_descriptors(OPEN_FILES),
             scattered=True,
             cache=BlobCache(),
             check=SegmentFile.require_sound if view.verify else None,
@@ -104,8 +106,9 @@ class Gatherer:
         self._readahead.begin()
         if self._readahead.wanted:
             self._name_ranges(table, start, list(out))
-        for a, b in self._by_file(table["segment"]):
-            self._gather_file(table[a:b], start[a:b], {name: buffer[a:b] for name, buffer in out.items()})
+        if not (self._is_scattered(table) and self._join(table, start, out)):
+            for a, b in self._by_file(table["segment"]):
+                self._gather_file(table[a:b], start[a:b], {name: buffer[a:b] for name, buffer in out.items()})
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
@@ -278,6 +281,36 @@ class Gatherer:
         edges = np.flatnonzero(np.diff(self._view.file_of[segments], prepend=-1, append=-1))
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
+    def _is_scattered(self, table: np.ndarray) -> bool:
+        """Whether windows are in many files, few in each, and each in a single file without wide columns."""
+        files = np.count_nonzero(np.diff(self._view.file_of[table["segment"]])) + 1
+        is_plain = not any(column.is_blob for column in self._view.schema.columns)
+        return bool(is_plain and _TAKE_FROM * files > len(table) and (table["base"] == table["segment"]).all())
+
+    def _join(self, table: np.ndarray, start: np.ndarray, out: Columns) -> bool:
+        """Copy windows that are scattered over files, column by column. Rows beyond the end of a file are 0. Return
+        False, with nothing copied, if all these files cannot be open at the same time."""
+        numbers, file_of = np.unique(table["segment"], return_inverse=True)
+        if len(numbers) > self._files.limit:
+            return False
+        segments = self._view.segments
+        try:
+            files = [self._files.open(segments[i].file, self._view.schema.id) for i in numbers.tolist()]
+        except (OSError, IntegrityError):  # one by one, they need fewer descriptors, and what is lost is named
+            return False
+        first = table["row0"].astype(np.int64) + start
+        beyond = np.maximum(first + self._rows - np.array([file.rows for file in files])[file_of], 0).tolist()
+        ranges = list(zip(file_of.tolist(), first.tolist(), (first + self._rows).tolist(), strict=True))
+        for name, target in out.items():
+            sources = [file.columns[name] for file in files]
+            parts = [sources[i][begin:end] for i, begin, end in ranges]
+            for i, missing in enumerate(beyond):
+                if missing:
+                    padding = np.zeros((missing, *target.shape[2:]), dtype=target.dtype)
+                    parts[i] = np.concatenate([parts[i], padding])
+            np.concatenate(parts, out=target.reshape(-1, *target.shape[2:]))
+        return True
+
     def _gather_file(self, table: np.ndarray, start: np.ndarray, out: Columns) -> None:
         segment = self._view.segments[int(table["segment"][0])]
         own = {name: out[name] for name in segment.columns}
@@ -321,6 +354,9 @@ class Gatherer:
             rows = table[row0].astype(np.int64) + start
             for a, b in self._by_file(table[segments]):
                 file = self._file(int(table[segments][a]))
+                if len(file.bytes) <= SMALL_FILE:
+                    prepare_file(file.bytes)
+                    continue
                 for name in names:
                     if name in file.columns:
                         prepare(file.columns[name], rows[a:b], self._rows)

@@ -15,6 +15,8 @@ import numpy as np
 
 PAGE = mmap.PAGESIZE
 GAP = 8 << 10  # bytes between two ranges that are cheaper to read than another call
+SMALL_FILE = 64 << 10  # bytes of a file that is cheaper to announce as a whole
+_FEW = 12  # rows for which a loop is faster than NumPy
 PATIENCE = 16  # gathers announced after one that had to wait
 
 _WHO = getattr(resource, "RUSAGE_THREAD", None)
@@ -53,14 +55,28 @@ def prepare(column: np.ndarray, rows: np.ndarray, count: int) -> None:
         _libc.madvise(address, length, _ADVICE)
 
 
+def prepare_file(mapped: np.ndarray) -> None:
+    """Announce a whole file, from the array of its bytes."""
+    _libc.madvise(mapped.ctypes.data, len(mapped), _ADVICE)
+
+
 def ranges(column: np.ndarray, rows: np.ndarray, count: int) -> list[tuple[int, int]]:
     """Return addresses and sizes of whole pages that hold these rows, merging close ones."""
     stride, first = column.strides[0], column.ctypes.data
+    if len(rows) <= _FEW:
+        found: list[tuple[int, int]] = []
+        for row in sorted(rows.tolist()):
+            begin, end = first + row * stride & -PAGE, first + min((row + count) * stride, column.nbytes)
+            if found and begin <= sum(found[-1]) + GAP:
+                found[-1] = found[-1][0], end - found[-1][0]
+            else:
+                found.append((begin, end - begin))
+        return found
     order = np.sort(rows)
-    begin = first + order * stride & -PAGE
-    end = first + np.minimum((order + count) * stride, column.nbytes)
-    apart = np.flatnonzero(begin[1:] > end[:-1] + GAP) + 1
-    starts, stops = begin[np.r_[0, apart]], end[np.r_[apart - 1, len(end) - 1]]
+    begins = first + order * stride & -PAGE
+    ends = first + np.minimum((order + count) * stride, column.nbytes)
+    apart = np.flatnonzero(begins[1:] > ends[:-1] + GAP) + 1
+    starts, stops = begins[np.r_[0, apart]], ends[np.r_[apart - 1, len(ends) - 1]]
     return list(zip(starts.tolist(), (stops - starts).tolist(), strict=True))
 
 

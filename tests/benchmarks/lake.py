@@ -4,6 +4,7 @@
 
 sampling  random windows of 128 steps, 101 B a step, one core, page cache warm: slices of raw mapped columns, the lake
           (copying alone, then draw, copy, padding and mask), npz a trajectory, HDF5, Parquet; the same windows
+segments  windows of 32 steps of one lake in 10, 100, 1,000 and 10,000 segments
 cold      the page cache emptied before each round: the lake against page faults, and against the kernel's own reading
           ahead
 images    64x64x3 and 84x84x4 frames against npz, plain and compressed
@@ -50,6 +51,7 @@ def main() -> None:
     count = options.trajectories
     sections: dict[str, Callable[[Path], Section]] = {
         "sampling": lambda folder: sampling.warm(folder, count),
+        "segments": lambda folder: sampling.segments(folder, [10, 100, 1_000, 10_000]),
         "cold": lambda folder: sampling.cold(folder, 2 * count),
         "images": lambda folder: images.images(folder, options.pictures),
         "writing": lambda folder: writing.writing(folder, count),

@@ -25,6 +25,7 @@ from lake_sections.common import (
     trajectory,
 )
 from pipelines.data.gather import Gatherer
+from pipelines.data.readahead import PATIENCE
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.arrow import arrow_schema, map_file, to_arrow
@@ -210,6 +211,43 @@ def warm(folder: Path, count: int) -> Section:
     return section
 
 
+def segments(folder: Path, counts: list[int], trajectories: int = 10_000) -> Section:
+    """Windows of 32 steps of the same short trajectories, in segments of ever fewer. One core, warm."""
+    section, rng = Section(), np.random.default_rng(0)
+    core, length, rows = os.sched_getaffinity(0), 32, 101
+    written = [trajectory(PLAIN, rows, rng) for _ in range(50)]
+    works = {}
+    for count in counts:
+        lake = Lake.create(folder / str(count))
+        with lake.writer(PLAIN) as writer:
+            for i in range(trajectories):
+                writer.append(written[i % len(written)], TrajectoryInfo(env="bench"))
+                if (i + 1) % (trajectories // count) == 0:
+                    writer.seal()
+        view = View(lake, PLAIN.id)
+        view.refresh()
+        gatherer = Gatherer(view, length + 1)
+
+        def work(gatherer: Gatherer = gatherer) -> int:
+            start = rng.integers(0, rows - 1 - length, BATCH)
+            return len(gatherer.gather(rng.integers(0, trajectories, BATCH), start, start + length))
+
+        works[f"{count:,} segments"] = work
+    os.sched_setaffinity(0, {min(core)})
+    try:
+        for work in works.values():
+            for _ in range(2 * PATIENCE + trajectories // BATCH):  # files are opened, and nothing waits for a disk
+                work()
+        found = rates(works)
+    finally:
+        os.sched_setaffinity(0, core)
+    section.figures |= {f"{name}, windows/s": rate for name, rate in found.items()}
+    first, *others = found
+    section.figures |= {f"{name} / {first}": found[name] / found[first] for name in others}
+    section.notes.append(f"{trajectories:,} trajectories of {rows - 1} steps, batches of {BATCH}")
+    return section
+
+
 def cold(folder: Path, count: int, rounds: int = 4) -> Section:
     """One core; the page cache of the files is emptied before every round, and nothing is mapped then."""
     data, section = Data(folder, PLAIN, count), Section()
@@ -230,7 +268,7 @@ def cold(folder: Path, count: int, rounds: int = 4) -> Section:
                     done = 0
                     for _ in range(16):
                         chosen, start = next(draws)
-                        done += len(gatherer.gather(np.array(chosen), np.array(start)))
+                        done += len(gatherer.gather(np.array(chosen), np.array(start), np.array(start) + LENGTH))
                     del gatherer
                 else:
                     maps = data.maps(scattered=name == "fault by fault")

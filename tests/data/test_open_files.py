@@ -1,0 +1,130 @@
+"""Files of segments that are closed and mapped again while windows are read from them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.data import gather
+from pipelines.data.gather import Gatherer, SegmentLost
+from pipelines.data.view import View
+from pipelines.lake.folders import segment_key
+from pipelines.lake.segment import OpenSegments
+from pipelines.lake.store import Lake
+from tests.lake.factories import MIXED, SCHEMA, fill, live_ids
+
+LENGTHS = [3, 9, 16, 40, 8, 25, 1, 12]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def view_of(lake: Lake, schema=SCHEMA) -> View:
+    view = View(lake, schema.id)
+    view.refresh()
+    return view
+
+
+def draw(view: View, size: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows of up to 6 steps anywhere."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(view.num_trajectories, size=size)
+    lengths = view.table["length"][chosen].astype(np.int64)
+    start = (rng.random(size) * lengths).astype(np.int64)
+    return chosen, start, np.minimum(start + 6, lengths)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, MIXED], ids=["plain", "wide columns"])
+@pytest.mark.parametrize("size", [5, 60], ids=["few windows a file", "many windows a file"])
+def test_windows_of_files_that_were_closed_are_the_same(lake: Lake, schema, size: int, monkeypatch) -> None:
+    fill(lake, LENGTHS, schema=schema, seal_every=1)
+    view = view_of(lake, schema)
+    keeping = Gatherer(view, 7)
+    monkeypatch.setattr(gather, "OPEN_FILES", 2)
+    closing = Gatherer(view, 7)
+    for seed in range(6):
+        windows = draw(view, size, seed)
+        expected, found = keeping.gather(*windows), closing.gather(*windows)
+        np.testing.assert_array_equal(found.lengths, expected.lengths)
+        for name, values in expected.columns.items():
+            np.testing.assert_array_equal(found.columns[name], values, err_msg=name)
+    assert len(closing._files) <= 2
+    assert len(keeping._files) == len(LENGTHS)
+
+
+def test_a_file_is_mapped_again_as_it_was_opened(lake: Lake) -> None:
+    fill(lake, LENGTHS, seal_every=1)
+    ids = live_ids(lake)
+    files = OpenSegments(lake, limit=1)
+    opened = {id: files.open(id, SCHEMA.id) for id in ids}
+    for id in ids:
+        again = files.open(id, SCHEMA.id)
+        assert again is not opened[id]
+        assert again.rows == opened[id].rows
+        assert again.columns.keys() == opened[id].columns.keys()
+        for name, values in again.columns.items():
+            np.testing.assert_array_equal(values, opened[id].columns[name])
+            assert values.dtype == opened[id].columns[name].dtype
+            assert not values.flags.writeable
+        assert again.footer.header == opened[id].footer.header
+        assert again.footer.trajectories.equals(opened[id].footer.trajectories)
+        again.require_sound()
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_file_that_was_cut_after_it_was_closed_is_lost(lake: Lake, size: int, monkeypatch) -> None:
+    fill(lake, LENGTHS, seal_every=1)
+    view = view_of(lake)
+    monkeypatch.setattr(gather, "OPEN_FILES", 1)
+    reader = Gatherer(view, 7)
+    windows = np.arange(len(LENGTHS)), np.zeros(len(LENGTHS), np.int64), np.ones(len(LENGTHS), np.int64)
+    reader.gather(*windows)
+    path = lake.path / segment_key(view.segments[0].file)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(SegmentLost, match="is damaged"):
+        reader.gather(*windows)
+
+
+FEW = """
+import json, resource, sys
+import numpy as np
+from pipelines.data.gather import Gatherer
+from pipelines.data.view import View
+from pipelines.lake.store import Lake
+from tests.data.test_open_files import draw
+
+lake, schema = Lake(sys.argv[1]), sys.argv[2]
+view = View(lake, schema)
+view.refresh()
+open_now = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+reader = Gatherer(view, 7)
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), open_now))
+sums = []
+for seed in range(4):
+    batch = reader.gather(*draw(view, 60, seed))
+    sums.append(float(np.float64(batch.columns["reward"]).sum()))
+print(json.dumps([sums, len(reader._files)]))
+"""
+
+
+@pytest.mark.system
+def test_too_few_descriptors_close_files_instead_of_ending_the_training(lake: Lake) -> None:
+    fill(lake, [4] * 60, seal_every=1)
+
+    def read(descriptors: int) -> tuple[list[float], int]:
+        command = [sys.executable, "-c", FEW, str(lake.path), SCHEMA.id, str(descriptors)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+        return tuple(json.loads(done.stdout))
+
+    (expected, many), (found, few) = read(4096), read(40)
+    assert found == expected
+    assert few < 40 < many
