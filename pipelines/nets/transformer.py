@@ -90,7 +90,7 @@ class TransformerBlock(nn.Module):
         width, inner = settings.d_model, settings.d_ff
         self.dropout = settings.dropout
         norm = self.choose_norm(settings)
-        extra = norm if settings.normformer else nn.Identity
+        extra: Callable[[int], nn.Module] = norm if settings.normformer else nn.Identity
         plain = partial(init.make_layer, nn.Linear, fill=init.fill_stream)
         linear = SigmaLinear if settings.sigma_reparam else plain
         if isinstance(settings, TransformerSettings):
@@ -103,8 +103,9 @@ class TransformerBlock(nn.Module):
         self.activation = make_activation(settings.activation)
 
     @staticmethod
-    def choose_norm(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
-        return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
+    def choose_norm(settings: BlockSettings) -> Callable[[int], nn.Module]:
+        # By default, RMSNorm adds the precision's epsilon, which does not bound tokens that are nearly zero.
+        return nn.LayerNorm if settings.norm == "layer" else partial(nn.RMSNorm, eps=1e-5)
 
     def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
         """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
