@@ -104,6 +104,8 @@ FFTstepEncoder.hide_rl2s = True
     "gru": Case(encoder="GRUTrajEncoder"),
     "gru-box": Case(encoder="GRUTrajEncoder", action=("box", 3), gin="GRUTrajEncoder.n_layers = 1"),
     "gru-multitask": Case(agent="MultiTaskAgent", encoder="GRUTrajEncoder"),
+    "mamba": Case(encoder="MambaTrajEncoder"),
+    "mamba-box": Case(encoder="MambaTrajEncoder", action=("box", 2), gin="MambaTrajEncoder.norm = 'rmsnorm'"),
     "identity-bits": Case(
         encoder="IdentityTrajEncoder", action=("bits", 3), gin="Actor.continuous_dist_type = @Multibinary"
     ),

@@ -1,19 +1,37 @@
 """Write the golden files from AMAGO itself: python -m tests.learning.amago.make [NAME ...].
 
-Needs an environment of its own, with AMAGO 3.3 (https://github.com/UT-Austin-RPL/amago) and what it imports, on a CPU;
+Needs an environment of its own with AMAGO 3.3 (https://github.com/UT-Austin-RPL/amago) and what it imports, on a CPU;
 nothing of this project but `cases` is imported. TORCHDYNAMO_DISABLE=1 leaves out its compilation, which is slow and
-changes only rounding.
+changes only rounding. Mamba needs mamba-ssm, whose kernels are replaced by its own scan in torch (MAMBA_FORCE_BUILD=TRUE
+MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps mamba-ssm).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from tests.learning.amago.cases import BATCH, CASES, GOLDEN, LENGTH, Case, draw_tokens, draw_weights, gin_of
+
+
+def import_mamba() -> None:
+    """Import mamba-ssm without CUDA and triton: what its modules ask for at import is empty, and no kernel is used."""
+    found = importlib.util.find_spec("mamba_ssm")
+    if found is None:
+        return
+    package = ModuleType("mamba_ssm")
+    package.__path__ = found.submodule_search_locations or []
+    norms: Any = ModuleType("mamba_ssm.ops.triton.layer_norm")
+    norms._layer_norm_fwd = norms.RMSNorm = norms.layer_norm_fn = norms.rms_norm_fn = None
+    sys.modules |= {"mamba_ssm": package, norms.__name__: norms, "selective_scan_cuda": ModuleType("kernels")}
+    simple: Any = importlib.import_module("mamba_ssm.modules.mamba_simple")
+    simple.selective_scan_fn = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_ref
+    package.Mamba = simple.Mamba  # type: ignore[attr-defined]
 
 
 def make_agent(case: Case) -> tuple[Any, str]:
@@ -95,6 +113,7 @@ def compute(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
+    import_mamba()
     GOLDEN.mkdir(exist_ok=True)
     for name in sys.argv[1:] or CASES:
         np.savez_compressed(GOLDEN / f"{name}.npz", **compute(CASES[name]))
