@@ -30,7 +30,7 @@ from pipelines.stages import library as stages
 from pipelines.stages import run as chain
 from pipelines.training.trainer import Trainer
 from tests.learning.amago.cases import GOLDEN, draw_weights
-from tests.stages.recipes import tiny
+from tests.stages.recipes import TINY, tiny
 
 
 def weights(run: Path, which: str = "latest") -> dict[str, torch.Tensor]:
@@ -188,7 +188,10 @@ def write_amago(folder: Path, spaces: Spaces) -> Path:
             shape[-1] = 7 * choices
     path = folder / "ckpts" / "policy_weights" / "policy_epoch_40.pt"
     path.parent.mkdir(parents=True)
-    torch.save({name: torch.from_numpy(value) for name, value in draw_weights(shapes).items()}, path)
+    drawn = draw_weights(shapes)
+    for name in ("weight", "bias"):
+        drawn[f"actor.base.out_layer.{name}"] /= 12  # a policy that is not sure, so that scores vary
+    torch.save({name: torch.from_numpy(value) for name, value in drawn.items()}, path)
     (folder / "ckpts" / "config.txt").write_text(config)
     return path
 
@@ -222,3 +225,20 @@ def test_weights_of_amago_for_other_spaces_are_refused_with_every_shape(trained:
         name in named for name in ("timestep.norm.mean", "heads.actor.net.last.weight", "heads.critic.last_bias")
     )
     assert not (tmp_path / "new" / "checkpoints").exists()
+
+
+@pytest.mark.system
+def test_weights_of_amago_score_as_a_run_that_begins_with_them(tmp_path: Path) -> None:
+    settings = resolve({**TINY, "env": {"name": "gym:CartPole-v1"}}, env_model=env_model)
+    played = tmp_path / "played"
+    collect.run(settings, run=played)
+    path = write_amago(tmp_path, Lake(played / "lake").only_schema().spaces)
+    source, wanted = f"amago:{path}", {"evaluate.actors": 3, "evaluate.greedy": False}
+    run = start(played, tmp_path / "new", **{"init.source": source})
+    RunDirectory(run).record("train", settings)
+    own = stages.evaluate(run, episodes=6, settings=wanted).metrics
+    found = stages.evaluate(source, env="gym:CartPole-v1", episodes=6, settings=wanted).metrics
+    assert {**found, "update": 0} == own
+    assert own["return_std"] > 0
+    with pytest.raises(UsageError, match="--env NAME"):
+        stages.evaluate(source)

@@ -2,7 +2,7 @@
 
 Needs an environment of its own with AMAGO 3.3 (https://github.com/UT-Austin-RPL/amago) and what it imports, on a CPU;
 nothing of this project but `cases` is imported. TORCHDYNAMO_DISABLE=1 leaves out its compilation, which is slow and
-changes only rounding. Mamba needs mamba-ssm, whose kernels are replaced by its own scan in torch (MAMBA_FORCE_BUILD=TRUE
+changes only rounding. Mamba needs mamba-ssm, whose kernels give way to its own scan in torch (MAMBA_FORCE_BUILD=TRUE
 MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps mamba-ssm).
 """
 
