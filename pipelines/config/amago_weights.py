@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pydantic import ValidationError
+
 from pipelines.config.model import Activation, AgentSettings
 from pipelines.config.places import AMAGO
 from pipelines.errors import AmagoError, InputMissing
@@ -96,7 +98,7 @@ def read(name: str) -> AmagoWeights:
         return _Reading(path, tensors, config).convert(checksum(content))
     except AmagoError:
         raise
-    except UNREADABLE as error:  # pydantic's errors are ValueErrors
+    except UNREADABLE as error:
         raise _refuse(path, f"it has another network than AMAGO's agents: {reason(error)}") from error
 
 
@@ -177,7 +179,13 @@ class _Reading:
         agent |= self._convert_losses(agent)
         if self.left:
             self.refuse(f"it has '{min(self.left)[:80]}', which the networks here have not")
-        settings = AgentSettings.model_validate(agent).model_dump(mode="json")
+        try:
+            settings = AgentSettings.model_validate(agent).model_dump(mode="json")
+        except ValidationError as error:
+            fault = error.errors()[0]
+            self.refuse(
+                f"agent.{'.'.join(map(str, fault['loc']))} would be {fault['input']!r:.40}, which is refused here"
+            )
         named = _EPOCH.fullmatch(self.path.name)
         wanted = self.setting("FFTstepEncoder.specify_obs_keys", None)
         if "image_encoders" in "".join(self.made):
@@ -518,18 +526,14 @@ class _Reading:
         if action and outputs > 1:
             critic, of_class = critic | self._choose_bins(outputs), "NCriticsTwoHot"
         else:
-            # PopArt's layer is part of ours: a value of each discount.
-            parts = (discounts, 1) if action else (discounts, outputs // discounts)
-            if not action and outputs % discounts:
+            # PopArt's layer becomes part of the last one, which has values of each discount.
+            values = 1 if action else outputs // discounts
+            if not action and values * discounts != outputs:
                 self.refuse(f"its critics have {outputs} outputs, and {discounts} discounts")
-            if bool(self._of_agent("popart", True)):
-                given = weight if action else weight.unflatten(-1, parts)
-                begin = bias if action else bias.unflatten(-1, parts)
-                weight = given[..., None, :] * scale if action else given * scale
-                bias = (begin[..., None, :] * scale if action else begin * scale) + shift
-                weight, bias = weight.flatten(-2), bias.flatten(-2)
-            elif action:
-                weight, bias = weight.expand(-1, -1, discounts), bias.expand(-1, -1, discounts)
+            weight, bias = (each.unflatten(-1, (-1, values)) for each in (weight, bias))
+            if self._of_agent("popart", True):
+                weight, bias = weight * scale, bias * scale + shift
+            weight, bias = (each.expand(*each.shape[:-2], discounts, values).flatten(-2) for each in (weight, bias))
         self.made[f"{new}.last_weight"], self.made[f"{new}.last_bias"] = weight.contiguous(), bias.contiguous()
         self.require(f"{of_class}.activation", "leaky_relu")
         subset = self._of_agent("num_critics_td", min(2, members))

@@ -172,6 +172,7 @@ def test_a_truncated_or_compressed_file_is_refused(tmp_path: Path) -> None:
         ("Actor.continuous_dist_type = @GMM", "GMM"),
         ("NCritics.activation = 'relu'", "NCritics.activation"),
         ("FFTstepEncoder.activation = 'adaptive'", "adaptive"),
+        ("InputNorm.beta = 7.5", r"agent\.timestep\.normalize_rate would be 7\.5"),
     ],
 )
 def test_another_network_of_amago_is_named(change: str, text: str, tmp_path: Path) -> None:
