@@ -34,7 +34,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|BUNDLE",
-            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, or zoo:NAME.",
+            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, zoo:NAME or amago:PATH.",
             autocompletion=completion.runs_and_bundles,
         ),
     ],
@@ -112,7 +112,7 @@ def evaluate(
     """
     from amago_cli.configuration import Request, preview, refuse_idle_engine
     from pipelines.config.changes import refuse_unused
-    from pipelines.config.places import find_bundle, is_run
+    from pipelines.config.places import AMAGO, find_bundle, is_run
     from pipelines.config.policy_files import locate_checkpoint
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
@@ -126,7 +126,19 @@ def evaluate(
 
     request, run = Request(common, common.named), Path(source)
     refuse_unused("evaluate", request.keys)
-    packed = None if is_run(run) else find_bundle(source)
+    is_file = source.startswith(AMAGO)
+    packed = None if is_run(run) or is_file else find_bundle(source)
+    if is_file and (follow or checkpoint is not None or form is not None):
+        raise UsageError(f"'{source}' is one policy", hint="leave out --follow, --checkpoint and --form")
+    if is_file:
+        common.concerns()
+        settings = resolve_checked({})
+        if common.dry_run:
+            return preview(common, settings, writes={"evaluation": to} if to else {})
+        with common.listening() as listener:
+            from pipelines.stages.evaluate import run_amago
+
+            return run_amago(settings, name=source, to=to, listener=listener)
     if follow and packed is not None:
         raise UsageError(f"--follow evaluates a run as it is trained, and '{source}' is a bundle", hint="leave it out")
     if follow and checkpoint is not None:

@@ -58,6 +58,8 @@ class ImageSettings(SettingsModel):
     kind: Literal["auto", "nature", "impala", "grid"] = "auto"
     """nature: 8/4/3 kernels with strides, from 36 pixels; impala: residual blocks; grid: small kernels; auto: nature or
     grid, by size."""
+    layers: tuple[tuple[Positive, Positive, Positive], ...] = ()
+    """Channels, kernel and stride of each convolution, in place of those of nature and grid; empty: as the kind."""
     features: Positive = 256
     """Features per image."""
     extras: Positive = 12
@@ -66,6 +68,12 @@ class ImageSettings(SettingsModel):
     """Maximum shift of images in pixels while learning (DrQ; 4 is usual; 0: off)."""
     random_shift_share: Probability = 0.75
     """Share of windows that are shifted, each as a whole."""
+
+    @model_validator(mode="after")
+    def _layers(self) -> ImageSettings:
+        if self.layers and self.kind == "impala":
+            raise ValueError("layers are for nature and grid; impala has its own")
+        return self
 
 
 class TokenSettings(SettingsModel):
@@ -95,7 +103,9 @@ class TimestepSettings(SettingsModel):
     symlog: bool = True
     """Compress flat inputs by sign(x) log(1 + |x|)."""
     normalize: bool = True
-    """Standardise flat inputs by running statistics, within +-10."""
+    """Standardise flat inputs by running statistics."""
+    normalize_limit: Annotated[float, Field(gt=0)] = 10.0
+    """Standardised inputs are clamped to +- this; rare rewards may be many deviations from the mean."""
     normalize_rate: Probability = 1e-4
     """Step of the running statistics."""
     hide_reward: bool = False
@@ -209,6 +219,8 @@ class MambaSettings(SettingsModel):
     """Tokens that the short convolution sees."""
     expand: Positive = 2
     """Channels, as a multiple of the width."""
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm, before each block and after the last."""
     scan: Literal["auto", "torch"] = "auto"
     """auto: fused kernels of mamba-ssm where installed, on CUDA; torch: never."""
 
@@ -269,6 +281,9 @@ class ActorSettings(SettingsModel):
     """Make the hidden layers residual, all as wide as the first."""
     probability_floor: Probability = 1e-3
     """Minimum probability of each choice, mixed into the policy (a tenth at most over all choices)."""
+    probability_ceiling: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Clamp the probability of each choice between the floor and this and normalise, as AMAGO does (0.99), in place of
+    mixing; a clamped choice has no gradient. Unset: mix."""
     bit_probability_floor: Annotated[float, Field(ge=0, lt=0.5)] = 0.01
     """Minimum probability of each value of a bit (MultiBinary actions), mixed in likewise."""
     min_log_std: float = -5.0
@@ -293,6 +308,10 @@ class ActorSettings(SettingsModel):
     def _blocks(self) -> ActorSettings:
         if self.residual and not self.hidden:
             raise ValueError("residual blocks need a hidden layer")
+        if self.probability_ceiling is not None and self.probability_ceiling < self.probability_floor:
+            raise ValueError(
+                f"probability_ceiling {self.probability_ceiling} is below probability_floor {self.probability_floor}"
+            )
         return self
 
 

@@ -18,6 +18,7 @@ RUN = "{run}"
 STORES = ("s3", "gs", "az")
 """Schemes of object stores."""
 ZOO = "zoo:"
+AMAGO = "amago:"
 
 _SHOWN = 3
 _WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"

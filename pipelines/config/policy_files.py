@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import Field
 
 from pipelines import trust
-from pipelines.config.places import find_bundle, is_run, suggest
+from pipelines.config import amago_weights
+from pipelines.config.places import AMAGO, find_bundle, is_run, suggest
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_sealed
 from pipelines.files.json import Form, fits, read_object
@@ -106,7 +107,8 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
 
 
 class WarmStart:
-    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, or zoo:NAME."""
+    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME or
+    amago:PATH."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -117,6 +119,10 @@ class WarmStart:
         InputMissing if there is no such policy, or if it names a module that is not trusted; IntegrityError if its
         record is damaged.
         """
+        if self.source.startswith(AMAGO):
+            weights = amago_weights.read(self.source)
+            known = weights.context_length
+            return {"agent": weights.agent, **({"train": {"context_length": known}} if known else {})}
         directory, checkpoint = self._find_weights()
         try:
             record = read_record(directory) if checkpoint is None else read_sealed(checkpoint / "checkpoint.json")
@@ -136,6 +142,8 @@ class WarmStart:
         weights. A run that has begun keeps its own: what it has `stored`, unless the call names another checkpoint."""
         if stored and self.is_stored(stored):
             return str(stored["init"]["source"])
+        if self.source.startswith(AMAGO):
+            return self.source
         _, checkpoint = self._find_weights()
         return self.source if checkpoint is None else f"{self.source.partition('@')[0]}@{int(checkpoint.name)}"
 
@@ -155,7 +163,7 @@ class WarmStart:
             return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
         bundle = find_bundle(self.source)
         if bundle is None:
-            known = "give RUN[@CHECKPOINT], a bundle or zoo:NAME"
+            known = "give RUN[@CHECKPOINT], a bundle, zoo:NAME or amago:PATH"
             where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
             raise InputMissing(f"init.source: no run or policy bundle at '{self.source}'", hint=where)
         return bundle, None

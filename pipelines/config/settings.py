@@ -469,8 +469,9 @@ class InitSettings(SettingsModel):
     or option gives another, and a new optimiser."""
 
     source: str = ""
-    """RUN[@CHECKPOINT], a policy bundle or zoo:NAME; empty: random weights. A run's newest checkpoint unless `@best` or
-    a number is given; the number is recorded. Where the source keeps averaged weights, these are taken."""
+    """RUN[@CHECKPOINT], a policy bundle, zoo:NAME, or amago:PATH, a state dict of AMAGO; empty: random weights. A run's
+    newest checkpoint unless `@best` or a number is given; the number is recorded. Where the source keeps averaged
+    weights, these are taken."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("timestep", "sequence", "actor", "critics", "auxiliary")
     """Which parts to take. The statistics of inputs belong to `timestep`, those of values to `critics`."""
     strict: bool = True

@@ -345,7 +345,8 @@ class _BetaDraw(torch.autograd.Function):
 
 
 class Categorical(Distribution):
-    """One choice of n, with a floor mixed into the probabilities, at most a tenth in total."""
+    """One choice of n, with a floor mixed into the probabilities, at most a tenth in total; or, with a ceiling, with
+    probabilities clamped between floor and ceiling."""
 
     hard = True
 
@@ -353,14 +354,19 @@ class Categorical(Distribution):
         self.space, self.num_params = space, space.n
         self.temperature = settings.gumbel_temperature if settings.gumbel else None
         self.noise_size = space.n if settings.gumbel else 1
-        self.floor = min(settings.probability_floor, 0.1 / space.n)
+        self.ceiling = settings.probability_ceiling
+        self.floor = min(settings.probability_floor, 0.1 / space.n if self.ceiling is None else 1.0)
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute probabilities (..., n)."""
         if legal is not None:
             legal = self._allow_some(legal)
             params = params.masked_fill(~legal, -torch.inf)
-        return self.mix_floor(self._softmax(params), self.floor, legal)
+        if self.ceiling is None:
+            return self.mix_floor(self._softmax(params), self.floor, legal)
+        clamped = self._softmax(params).clamp(self.floor, self.ceiling)
+        clamped = clamped if legal is None else clamped * legal
+        return clamped / clamped.sum(-1, keepdim=True)
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         # An impossible choice counts as improbable and has no gradient.

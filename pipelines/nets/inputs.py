@@ -51,7 +51,7 @@ def symexp(x: Tensor) -> Tensor:
 class RunningNorm(nn.Module):
     """Standardisation of features by running moments. Only `update` changes them: `forward` is a pure function.
 
-    (x - mean) / max(sigma, `least_sigma`), clamped to +- `clamp`. The moments are exponential averages of step `rate`,
+    (x - mean) / max(sigma, `least_sigma`), clamped to +- `limit`. The moments are exponential averages of step `rate`,
     corrected for their start, so that the first update sets them to the first batch's; before it, inputs pass
     unchanged.
 
@@ -59,11 +59,9 @@ class RunningNorm(nn.Module):
     from one update to the next, and an outlier can reach the network a thousand times as large as any other input.
     """
 
-    clamp = 10.0
-
-    def __init__(self, features: int, rate: float, *, least_sigma: float = 0.01) -> None:
+    def __init__(self, features: int, rate: float, *, least_sigma: float = 0.01, limit: float = 10.0) -> None:
         super().__init__()
-        self.rate, self.least_sigma = rate, least_sigma
+        self.rate, self.least_sigma, self.limit = rate, least_sigma, limit
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("square", torch.ones(features))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -84,4 +82,4 @@ class RunningNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sigma = (self.square - self.mean.square()).clamp_min(self.least_sigma**2).sqrt()
-        return ((x - self.mean) / sigma).clamp(-self.clamp, self.clamp)
+        return ((x - self.mean) / sigma).clamp(-self.limit, self.limit)

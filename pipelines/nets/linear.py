@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,12 @@ def make_activation(name: Activation, *, inplace: bool = False) -> nn.Module:
     """Construct the module called `name`. `inplace`: overwrite the input where the backward does not need it."""
     kind = ACTIVATIONS[name]
     return kind(inplace=True) if inplace and kind in _RECTIFIERS else kind()
+
+
+def make_norm(kind: Literal["layer", "rms"], size: int) -> nn.LayerNorm | nn.RMSNorm:
+    """Construct the norm over the last dimension that a setting names."""
+    # By default, torch's RMSNorm adds the epsilon of the precision, which bounds no token that is nearly zero.
+    return nn.LayerNorm(size) if kind == "layer" else nn.RMSNorm(size, eps=1e-5)
 
 
 _Module = TypeVar("_Module", bound=nn.Module)

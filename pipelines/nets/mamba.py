@@ -21,6 +21,7 @@ from pipelines.config.model import MambaSettings
 from pipelines.nets import init
 from pipelines.nets.cache import State
 from pipelines.nets.compute import keep_constant
+from pipelines.nets.linear import make_norm
 from pipelines.nets.packing import Packing
 from pipelines.nets.rnn import SteppedEncoder
 from pipelines.nets.scan import recur, recur_back
@@ -175,7 +176,7 @@ class _MambaBlock(nn.Module):
         width, inner, states = settings.d_model, settings.expand * settings.d_model, settings.state
         self.states, self.rank = states, math.ceil(width / 16)
         self.fused = settings.scan == "auto"
-        self.norm = nn.RMSNorm(width)
+        self.norm = make_norm(settings.norm, width)
         self.inputs = nn.Linear(width, 2 * inner, bias=False)
         self.taps_IK = nn.Parameter(torch.empty(inner, settings.conv))
         nn.init.uniform_(self.taps_IK, -1, 1)
@@ -249,7 +250,7 @@ class Mamba(SteppedEncoder):
         self.settings, self.output_size = settings, settings.d_model
         self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.blocks = nn.ModuleList(_MambaBlock(settings) for _ in range(settings.num_layers))
-        self.norm = nn.RMSNorm(settings.d_model)
+        self.norm = make_norm(settings.norm, settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         x_BTD = self.embed(x_BTD).to(self.embed.weight.dtype)

@@ -60,7 +60,7 @@ class ImageEncoder(nn.Module):
         kind = settings.kind
         if kind == "auto":
             kind = "nature" if min(height, width) >= _NATURE_PIXELS else "grid"
-        if kind == "nature" and min(height, width) < _NATURE_PIXELS:
+        if kind == "nature" and not settings.layers and min(height, width) < _NATURE_PIXELS:
             raise UsageError(
                 f"an image of {height}x{width} is too small for 'nature' ({_NATURE_PIXELS} pixels or more)",
                 hint="let agent.timestep.image.kind be auto, impala or grid",
@@ -75,11 +75,16 @@ class ImageEncoder(nn.Module):
                 height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
             layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
         else:
-            for outputs, kernel, stride in _NATURE if kind == "nature" else _GRID:
+            for outputs, kernel, stride in settings.layers or (_NATURE if kind == "nature" else _GRID):
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
                 layers += [init.make_layer(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding)]
                 layers += [make_activation(activation, inplace=True)]
                 height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+                if min(height, width) < 1:
+                    raise UsageError(
+                        f"an image of {shape} is too small for agent.timestep.image.layers",
+                        hint="choose smaller kernels or strides",
+                    )
                 channels = outputs
         self.convolutions = nn.Sequential(*layers)
         self.head = init.make_linear(channels * height * width, settings.features)
@@ -154,7 +159,9 @@ class TimestepEncoder(nn.Module):
         self.sequences = {name: columns[name] for name in columns if way[name] == "tokens"}
         self.flat = {name: columns[name] for name in columns if way[name] == "flat"}
         size = sum(space.flat_size for space in self.flat.values()) + 1 + spaces.action.flat_size
-        self.norm = RunningNorm(size, settings.normalize_rate) if settings.normalize else None
+        self.norm: RunningNorm | None = None
+        if settings.normalize:
+            self.norm = RunningNorm(size, settings.normalize_rate, limit=settings.normalize_limit)
         extra = settings.tokens.hidden * len(self.sequences)
         if self.images:
             self.image_encoders = nn.ModuleList(

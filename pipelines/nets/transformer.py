@@ -22,7 +22,7 @@ from pipelines.config.model import BlockSettings, FeedForwardSettings, IdentityS
 from pipelines.nets import init
 from pipelines.nets.attention import AttentionWindow, attend, attend_cached, compute_weights, dense
 from pipelines.nets.cache import KVCache, NoMemory
-from pipelines.nets.linear import SigmaLinear, make_activation, update_spectral_norms
+from pipelines.nets.linear import SigmaLinear, make_activation, make_norm, update_spectral_norms
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder, Stepper
 
@@ -89,8 +89,8 @@ class TransformerBlock(nn.Module):
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
         self.dropout = settings.dropout
-        norm = self.choose_norm(settings)
-        extra = norm if settings.normformer else nn.Identity
+        norm = partial(make_norm, settings.norm)
+        extra: Callable[[int], nn.Module] = norm if settings.normformer else nn.Identity
         plain = partial(init.make_layer, nn.Linear, fill=init.fill_stream)
         linear = SigmaLinear if settings.sigma_reparam else plain
         if isinstance(settings, TransformerSettings):
@@ -101,10 +101,6 @@ class TransformerBlock(nn.Module):
         self.before_ff, self.inside_ff = norm(width), extra(inner)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
         self.activation = make_activation(settings.activation)
-
-    @staticmethod
-    def choose_norm(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
-        return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
 
     def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
         """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
@@ -140,7 +136,7 @@ class Transformer(SequenceEncoder):
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
         self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = TransformerBlock.choose_norm(settings)(settings.d_model)
+        self.norm = make_norm(settings.norm, settings.d_model)
 
     @property
     def window(self) -> AttentionWindow:
@@ -350,7 +346,7 @@ class FeedForward(_MemoryFree):
         self.output_size, self.dropout = settings.d_model, settings.dropout
         self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = TransformerBlock.choose_norm(settings)(settings.d_model)
+        self.norm = make_norm(settings.norm, settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         return self._encode(x_BTD, self.training)

@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from pipelines.config import amago_weights
 from pipelines.config.model import AgentSettings
-from pipelines.config.places import find_bundle
+from pipelines.config.places import AMAGO, find_bundle
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.draws import SharedDraws
 from pipelines.envs.env import Env
@@ -23,6 +24,7 @@ from pipelines.lake.store import describe_difference
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.amago_inputs import make_checkpoint
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.registry import Registry
 
@@ -167,8 +169,8 @@ class Acting:
 
 
 def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
-    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT], BUNDLE or module:attr. `action_mask` is the
-    column that masks the random policy's actions.
+    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT], BUNDLE, amago:PATH or module:attr.
+    `action_mask` is the column that masks the random policy's actions.
 
     InputMissing if it does not exist, or was trained for other spaces.
     """
@@ -177,14 +179,15 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    if RunDirectory(name.partition("@")[0]).exists() or find_bundle(name) is not None:
-        found = load_trained(name)
+    is_file = name.startswith(AMAGO)
+    if is_file or RunDirectory(name.partition("@")[0]).exists() or find_bundle(name) is not None:
+        found = load_trained(name, spaces=spaces)
         acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
         return replace(acting, run=found.run)
     if ":" not in name:
         raise InputMissing(
             f"no run or bundle at '{name.partition('@')[0]}' whose policy could act",
-            hint="give random, expert, RUN[@CHECKPOINT], BUNDLE or module:attr",
+            hint="give random, expert, RUN[@CHECKPOINT], BUNDLE, amago:PATH or module:attr",
         )
     policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
@@ -199,7 +202,8 @@ def random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCheckpoint:
-    """The checkpoint of a run, or a bundle (`run` None), at `place`; `identity`: the name of its policy in lakes."""
+    """The checkpoint of a run, or a bundle or a file of AMAGO (`run` None), at `place`; `identity`: the name of its
+    policy in lakes."""
 
     checkpoint: Checkpoint
     identity: str
@@ -207,9 +211,17 @@ class NamedCheckpoint:
     run: Path | None = None
 
 
-def load_trained(name: str) -> NamedCheckpoint:
-    """Load the checkpoint named RUN[@CHECKPOINT], or the bundle of that name. InputMissing if there is neither,
-    IntegrityError if it is damaged."""
+def load_trained(name: str, *, spaces: Spaces | None = None, settings: AgentSettings | None = None) -> NamedCheckpoint:
+    """Load the checkpoint named RUN[@CHECKPOINT], the bundle of that name, or amago:PATH for `spaces`, whose agent has
+    these `settings` if given. InputMissing if there is none, IntegrityError if it is damaged."""
+    if name.startswith(AMAGO):
+        weights = amago_weights.read(name)
+        if spaces is None:
+            raise InputMissing(
+                f"'{name}' does not name its spaces", hint=f"begin a run with it: amago train --init {name}"
+            )
+        theirs = make_checkpoint(weights, spaces, settings)
+        return NamedCheckpoint(checkpoint=theirs, identity=weights.identity, place=weights.path)
     path, _, which = name.partition("@")
     directory = find_bundle(name)
     if directory is not None and not RunDirectory(path).exists():

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.places import AMAGO
 from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
@@ -35,8 +36,10 @@ from pipelines.formats.scores import Reference, reference, reference_of_environm
 from pipelines.lake.store import Lake
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.rollout.environment import make_evaluation_env
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.plan import EvaluationPlan
+from pipelines.rollout.policies import load_trained
 from pipelines.runs.evaluations import name_mode
 from pipelines.runs.stored import find_running
 from pipelines.stages import filming
@@ -174,6 +177,23 @@ def run_bundle(
     archive = _Archive(to=to, videos=to or Path(), facts={"bundle": found.record["checksum"], "form": form})
     plan = EvaluationPlan(settings=settings, checkpoint=found, form=file)
     return archive.evaluate(plan, listener=listener)
+
+
+def run_amago(settings: Settings, *, name: str, to: Path | None = None, listener: Listener = silent) -> Result:
+    """Evaluate the weights that `name`, amago:PATH, names; a report and videos are written to `to`, as of a bundle.
+
+    InputMissing if there are no such weights, or for other spaces than those of the environment.
+    """
+    refuse_run_settings(settings, Path(name.removeprefix(AMAGO)), form=WEIGHTS, to=to)
+    if not settings.env.name:
+        raise UsageError(f"'{name}' does not name its environment", hint="name it: --env NAME")
+    env = make_evaluation_env(settings.env, settings.evaluate, actors=1, listener=listener)
+    try:
+        found = load_trained(name, spaces=env.spec.spaces)
+    finally:
+        env.close()
+    archive = _Archive(to=to, videos=to or Path(), facts={"policy": found.identity})
+    return archive.evaluate(EvaluationPlan(settings=settings, checkpoint=found.checkpoint), listener=listener)
 
 
 @dataclass(frozen=True, kw_only=True)

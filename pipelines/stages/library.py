@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.config.changes import imports_source, list_acting_keys, refuse_unused
 from pipelines.config.load import fold, resolve
-from pipelines.config.places import find_bundle, is_run, locate_lake, parse_share
+from pipelines.config.places import AMAGO, find_bundle, is_run, locate_lake, parse_share
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, SourceSettings
 from pipelines.errors import UsageError
@@ -178,10 +178,10 @@ def evaluate(
     trust: bool = False,
     listener: Listener = silent,
 ) -> Result:
-    """Evaluate the policy of a run or of a bundle on held-out tasks, as `amago evaluate` does.
+    """Evaluate the policy of a run, of a bundle or of amago:PATH on held-out tasks, as `amago evaluate` does.
 
     Args:
-        run: directory of the run, or of a bundle.
+        run: directory of the run, or of a bundle; or amago:PATH, weights of AMAGO.
         env: environment to play in (default: the run's, or the one that the bundle was trained in).
         episodes: number of complete episodes (default: `evaluate.episodes`).
         checkpoint: "latest", "best" or an update.
@@ -204,6 +204,10 @@ def evaluate(
     """
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
     refuse_unused("evaluate", settings or {})
+    if str(run).startswith(AMAGO):
+        from pipelines.stages.evaluate import run_amago
+
+        return run_amago(_resolve({}, named, settings), name=str(run), listener=listener)
     packed = None if is_run(Path(run)) else find_bundle(run)
     if packed is not None:
         from pipelines.stages import early_checks

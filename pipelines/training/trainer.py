@@ -94,7 +94,8 @@ class Trainer:
     def _begin_warm(self, listener: Listener) -> None:
         """Take the weights of `init.source`, and record which they are."""
         init = self.settings.init
-        found = load_trained(init.source)
+        observed = self.settings.agent if "timestep" in init.parts else None
+        found = load_trained(init.source, spaces=self.learner.spaces, settings=observed)
         with found.checkpoint.understood():
             theirs = Spaces.from_json(found.checkpoint.record["spaces"])
         done = self.learner.begin_with(found.checkpoint.acting, init)

@@ -77,6 +77,18 @@ def test_the_floors_are_those_of_the_settings():
     torch.testing.assert_close(make_distribution(MultiBinary(n=2), SETTINGS).probs(sure), torch.tensor([[0.01, 0.99]]))
 
 
+def test_a_ceiling_clamps_and_normalises_by_hand():
+    policy = make_distribution(Discrete(n=3), ActorSettings(probability_floor=0.01, probability_ceiling=0.9))
+    params = torch.tensor([0.99, 0.0099, 0.0001]).log()
+    torch.testing.assert_close(policy.probs(params), torch.tensor([0.9, 0.01, 0.01]) / 0.92)
+    legal = torch.tensor([True, False, True])
+    torch.testing.assert_close(policy.probs(params, legal), torch.tensor([0.9, 0.0, 0.01]) / 0.91)
+    even = make_distribution(Discrete(n=1000), ActorSettings(probability_ceiling=0.99))
+    torch.testing.assert_close(even.probs(torch.zeros(1000)), torch.full((1000,), 1e-3))
+    with pytest.raises(ValueError, match=r"probability_ceiling 0\.1 is below"):
+        ActorSettings(probability_floor=0.2, probability_ceiling=0.1)
+
+
 @pytest.mark.parametrize("name", ["discrete", "large", "multi_discrete", "multi_binary"])
 def test_a_policy_that_is_sure_and_wrong_has_a_gradient(name):
     """A logit gap of 7.5 puts the probability below the floor: clamped, its gradient would be zero.

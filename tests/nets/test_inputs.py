@@ -26,6 +26,12 @@ def test_inputs_pass_unchanged_before_the_first_update():
     assert torch.equal(norm(x), x)
 
 
+def test_standardised_inputs_are_clamped_to_the_limit():
+    x = torch.tensor([[-30.0, 4.0]])
+    for limit, expected in ((10.0, [[-10.0, 4.0]]), (1e4, [[-30.0, 4.0]]), (2.0, [[-2.0, 2.0]])):
+        torch.testing.assert_close(RunningNorm(2, rate=1e-4, limit=limit)(x), torch.tensor(expected))
+
+
 def test_a_feature_is_continuous_in_its_deviation():
     """Two rows at mean 1, a deviation apart: what a fixed input becomes as the deviation passes .01."""
     x = torch.tensor([[1.02]])

@@ -32,6 +32,7 @@ CASES = {
     "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
     "mingru": {"kind": "mingru", "d_model": 12, "num_layers": 2},
     "mamba": {"kind": "mamba", "d_model": 12, "num_layers": 2, "state": 4, "conv": 3},
+    "mamba-layer-norm": {"kind": "mamba", "d_model": 12, "num_layers": 1, "state": 4, "norm": "layer"},
     "mamba-no-convolution": {"kind": "mamba", "d_model": 12, "num_layers": 1, "conv": 1},
     "feedforward": {"kind": "feedforward", "d_model": 12, "num_layers": 2, "d_ff": 20},
     "feedforward-plain": {"kind": "feedforward", "d_model": 12, "normformer": False, "sigma_reparam": False},

@@ -90,6 +90,16 @@ def test_a_small_image_is_refused_by_nature():
         ImageEncoder((20, 20, 3), ImageSettings(kind="nature"))
 
 
+def test_convolutions_are_those_of_the_settings():
+    net = ImageEncoder((20, 21, 3), ImageSettings(layers=((4, 5, 2), (6, 3, 1)), features=5))
+    convolutions = [layer for layer in net.convolutions if isinstance(layer, torch.nn.Conv2d)]
+    assert [tuple(layer.weight.shape) for layer in convolutions] == [(4, 3, 5, 5), (6, 4, 3, 3)]
+    assert net.head.in_features == 6 * 6 * 7  # (20 - 5) // 2 + 1 = 8 and 9, less 2
+    assert net(torch.zeros(2, 20, 21, 3, dtype=torch.uint8)).shape == (2, 5)
+    with pytest.raises(UsageError, match=r"too small for agent\.timestep\.image\.layers"):
+        ImageEncoder((8, 8, 1), ImageSettings(layers=((4, 4, 4), (4, 4, 4), (4, 4, 4))))
+
+
 def test_channels_first_and_last_agree():
     torch.manual_seed(0)
     last = ImageEncoder((9, 8, 3), ImageSettings(features=5))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from pipelines.config import amago_weights
 from pipelines.config.load import fold, resolve
 from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
@@ -16,6 +19,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Listener, Notice, silent
 from pipelines.files.checksums import seal
 from pipelines.lake.lineage import trace
+from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.popart import PopArt
@@ -25,7 +29,8 @@ from pipelines.stages import collect, export
 from pipelines.stages import library as stages
 from pipelines.stages import run as chain
 from pipelines.training.trainer import Trainer
-from tests.stages.recipes import tiny
+from tests.learning.amago.cases import GOLDEN, draw_weights
+from tests.stages.recipes import TINY, tiny
 
 
 def weights(run: Path, which: str = "latest") -> dict[str, torch.Tensor]:
@@ -119,7 +124,8 @@ def test_another_network_is_refused_with_every_shape_or_begins_at_random(trained
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [("{}/nothing", InputMissing, "no run or policy bundle"), ("{}@99", InputMissing, "no checkpoint 99"),
-     ("zoo:nothing", InputMissing, "in the zoo")],
+     ("zoo:nothing", InputMissing, "in the zoo"), ("amago:{}/no.pt", InputMissing, "no weights of AMAGO"),
+     ("amago:{}/config.toml", InputMissing, "not a state dict")],
 )  # fmt: skip
 def test_missing_source_is_one_line_and_nothing_is_written(
     trained: Path, tmp_path: Path, source: str, error: type[Exception], text: str
@@ -165,3 +171,74 @@ def test_averaged_weights_of_the_source_begin_both_weights_and_average(trained: 
     for name, mean in new.average.items():
         torch.testing.assert_close(mean, old.average[name], rtol=0, atol=0)
         torch.testing.assert_close(new.weights[name], mean, rtol=0, atol=0)
+
+
+def write_amago(folder: Path, spaces: Spaces) -> Path:
+    """Write weights as AMAGO does, of an agent for these spaces."""
+    with np.load(GOLDEN / "gru.npz") as golden:
+        shapes, config = json.loads(str(golden["shapes"])), str(golden["config"])
+    choices = spaces.action.flat_size
+    inputs = sum(math.prod(space.shape) for space in spaces.observation.values()) + 1 + choices
+    for name, shape in shapes.items():
+        if name.startswith(("tstep_encoder.in_norm.m", "tstep_encoder.in_norm.n", "tstep_encoder.base.in_layer.w")):
+            shape[-1] = inputs
+        elif name.startswith("actor.base.out_layer"):
+            shape[0] = 7 * choices
+        elif name.startswith("critics.net.output_layer"):
+            shape[-1] = 7 * choices
+    path = folder / "ckpts" / "policy_weights" / "policy_epoch_40.pt"
+    path.parent.mkdir(parents=True)
+    drawn = draw_weights(shapes)
+    for name in ("weight", "bias"):
+        drawn[f"actor.base.out_layer.{name}"] /= 12  # a policy that is not sure, so that scores vary
+    torch.save({name: torch.from_numpy(value) for name, value in drawn.items()}, path)
+    (folder / "ckpts" / "config.txt").write_text(config)
+    return path
+
+
+def test_weights_of_amago_begin_a_run_with_their_network_and_are_its_parent(trained: Path, tmp_path: Path) -> None:
+    path = write_amago(tmp_path, Lake(trained / "lake").only_schema().spaces)
+    source, run = f"amago:{path}", tmp_path / "new"
+    stages.train(trained, run=run, steps=1, settings={"init.source": source})
+    document = RunDirectory(run).load_document()
+    assert (document["init"]["source"], document["agent"]["sequence"]["kind"]) == (source, "gru")
+    parent = amago_weights.read(source).identity + "@40"
+    assert (summarize_runs([run])[0]["parent"], trace(run).weights_from) == (parent, parent)
+    path.unlink()  # a run that has begun needs it no more
+    assert stages.train(trained, run=run, steps=2, settings={"init.source": source}).metrics["updates"] == 2
+
+
+def test_weights_of_amago_play(trained: Path, tmp_path: Path) -> None:
+    path = write_amago(tmp_path, Lake(trained / "lake").only_schema().spaces)
+    collect.run(tiny(collect={"policy": f"amago:{path}"}), run=tmp_path / "played")
+    rows = Lake(tmp_path / "played" / "lake").sql("select distinct policy_id, policy_version from trajectories")
+    assert [*map(dict, rows)] == [{"policy_id": amago_weights.read(f"amago:{path}").identity, "policy_version": 40}]
+
+
+def test_weights_of_amago_for_other_spaces_are_refused_with_every_shape(trained: Path, tmp_path: Path) -> None:
+    other = Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=9))
+    path = write_amago(tmp_path, other)
+    with pytest.raises(UsageError, match="the network differs") as raised:
+        stages.train(trained, run=tmp_path / "new", steps=1, settings={"init.source": f"amago:{path}"})
+    named = "".join(raised.value.problems)
+    assert all(
+        name in named for name in ("timestep.norm.mean", "heads.actor.net.last.weight", "heads.critic.last_bias")
+    )
+    assert not (tmp_path / "new" / "checkpoints").exists()
+
+
+@pytest.mark.system
+def test_weights_of_amago_score_as_a_run_that_begins_with_them(tmp_path: Path) -> None:
+    settings = resolve({**TINY, "env": {"name": "gym:CartPole-v1"}}, env_model=env_model)
+    played = tmp_path / "played"
+    collect.run(settings, run=played)
+    path = write_amago(tmp_path, Lake(played / "lake").only_schema().spaces)
+    source, wanted = f"amago:{path}", {"evaluate.actors": 3, "evaluate.greedy": False}
+    run = start(played, tmp_path / "new", **{"init.source": source})
+    RunDirectory(run).record("train", settings)
+    own = stages.evaluate(run, episodes=6, settings=wanted).metrics
+    found = stages.evaluate(source, env="gym:CartPole-v1", episodes=6, settings=wanted).metrics
+    assert {**found, "update": 0} == own
+    assert own["return_std"] > 0
+    with pytest.raises(UsageError, match="--env NAME"):
+        stages.evaluate(source)

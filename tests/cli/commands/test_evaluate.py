@@ -112,3 +112,23 @@ def test_mistakes_with_bundles_are_named(
     assert failed.code == code, failed.err
     assert words in failed.err
     assert "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "does not name its environment"),
+        (["--env", "tmaze"], 3, "not a state dict"),
+        (["--follow"], 2, "is one policy"),
+        (["--form", "onnx"], 2, "is one policy"),
+        (["--video", "1", "--env", "tmaze"], 2, "--to DIR"),
+    ],
+)
+def test_mistakes_with_weights_of_amago_are_one_line(
+    amago: Amago, tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    (tmp_path / "policy.pt").write_bytes(b"\x80\x04.")
+    failed = amago("evaluate", f"amago:{tmp_path / 'policy.pt'}", *arguments)
+    assert failed.code == code
+    assert text in failed.err
+    assert "Traceback" not in failed.err
