@@ -126,9 +126,9 @@ class SourceSettings(SettingsModel):
     """`[source]`: what `collect --from` imports into a lake."""
 
     name: str = ""
-    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`,
-    `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or the folder shows), `module:attr`;
-    empty: none."""
+    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `xland:FILE`, `vintix:FILE-or-DIR`,
+    `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or
+    the folder shows), `module:attr`; empty: none."""
     lake: str = ""
     """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
     steps: Annotated[int, TARGET] = Field(0, ge=0)

@@ -18,9 +18,10 @@ from pipelines.config.settings import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import MALFORMED, explain_damage
+from pipelines.formats import demonstrations, learning_histories
 from pipelines.formats.base import Exporter, Importer, Request
-from pipelines.formats.demonstrations import find_kind
 from pipelines.formats.flat.datasets import DATASETS
+from pipelines.formats.hdf5 import open_file, reading
 from pipelines.formats.lerobot import INFO
 from pipelines.formats.manifest import verify_files
 from pipelines.formats.minari.episodes import METADATA
@@ -67,6 +68,8 @@ FORMATS: dict[str, Format] = {
         suffixes=(".parquet",),
     ),
     "robomimic": Format(importer=f"{_HERE}.demonstrations:RobomimicImporter", extra="hdf5"),
+    "vintix": Format(importer=f"{_HERE}.learning_histories:VintixImporter", extra="hdf5"),
+    "xland": Format(importer=f"{_HERE}.learning_histories:XLandImporter", extra="hdf5"),
 }
 IMPORTERS = Registry("importer", {name: row.importer for name, row in FORMATS.items() if row.importer})
 EXPORTERS = Registry("exporter", {name: row.exporter for name, row in FORMATS.items() if row.exporter})
@@ -161,7 +164,8 @@ def open_importer(
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
     elif kind == "hdf5" and Path(place).is_file():
-        kind = find_kind(Path(place)) or kind
+        with open_file(Path(place)) as file, reading(Path(place)):
+            kind = demonstrations.find_kind(file) or learning_histories.find_kind(file) or kind
     if kind in IMPORTERS.names():
         return _GuardedImporter(IMPORTERS.get(kind), request)
     close = nearest(kind, IMPORTERS.names())
