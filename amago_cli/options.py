@@ -197,7 +197,7 @@ Init = Annotated[
     typer.Option(
         "--init",
         metavar="POLICY",
-        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle or zoo:NAME.",
+        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle, zoo:NAME or hf://ORG/NAME.",
         autocompletion=completion.runs,
     ),
     Sets("init.source"),

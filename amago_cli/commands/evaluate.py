@@ -34,7 +34,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|BUNDLE",
-            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, or zoo:NAME.",
+            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, zoo:NAME or hf://ORG/NAME.",
             autocompletion=completion.runs_and_bundles,
         ),
     ],

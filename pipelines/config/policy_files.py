@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipelines import trust
 from pipelines.config.places import find_bundle, is_run, suggest
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_sealed
+from pipelines.files.hub import HubAddress, is_on_hub
 from pipelines.files.json import Form, fits, read_object
 from pipelines.files.malformed import UNREADABLE, read_limited, reason
 
@@ -106,10 +108,15 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
 
 
 class WarmStart:
-    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, or zoo:NAME."""
+    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME or
+    hf://ORG/NAME."""
 
     def __init__(self, source: str) -> None:
         self.source = source
+
+    @property
+    def _address(self) -> HubAddress | None:
+        return HubAddress.parse(self.source, kind="models") if is_on_hub(self.source) else None
 
     def read_network(self) -> dict[str, Any]:
         """Read the settings that the weights of the warm start need: [agent], and the context length.
@@ -132,17 +139,23 @@ class WarmStart:
         return {"agent": agent, "train": {"context_length": context}}
 
     def pin(self, stored: Mapping[str, Any] | None) -> str:
-        """Add the number of its checkpoint to the source, so that a run which is repeated begins with the same
-        weights. A run that has begun keeps its own: what it has `stored`, unless the call names another checkpoint."""
+        """Add the number of its checkpoint, or its commit on the Hub, to the source, so that a run which is repeated
+        begins with the same weights. A run that has begun keeps its own: what it has `stored`, unless the call names
+        another checkpoint."""
         if stored and self.is_stored(stored):
             return str(stored["init"]["source"])
         _, checkpoint = self._find_weights()
+        if self._address is not None:
+            return str(self._address.pin())
         return self.source if checkpoint is None else f"{self.source.partition('@')[0]}@{int(checkpoint.name)}"
 
     def is_stored(self, stored: Mapping[str, Any] | None) -> bool:
         """Check whether a run has stored this source; one without a number means the number which is stored."""
         table = (stored or {}).get("init")
         before = table.get("source", "") if isinstance(table, Mapping) else ""
+        if self._address is not None and is_on_hub(before):
+            pinned = HubAddress.parse(before, kind="models")
+            return self._address in (pinned, replace(pinned, revision=""))
         path, _, which = self.source.partition("@")
         return bool(before) and (
             self.source == before or (which in ("", "latest", "best") and before.partition("@")[0] == path)
@@ -155,7 +168,7 @@ class WarmStart:
             return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
         bundle = find_bundle(self.source)
         if bundle is None:
-            known = "give RUN[@CHECKPOINT], a bundle or zoo:NAME"
+            known = "give RUN[@CHECKPOINT], a bundle, zoo:NAME or hf://ORG/NAME"
             where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
             raise InputMissing(f"init.source: no run or policy bundle at '{self.source}'", hint=where)
         return bundle, None

@@ -128,7 +128,7 @@ class SourceSettings(SettingsModel):
     name: str = ""
     """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `xland:FILE`, `vintix:FILE-or-DIR`,
     `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or
-    the folder shows), `module:attr`; empty: none."""
+    the folder shows), `module:attr`; empty: none. A place may be hf://ORG/NAME[@REVISION][/PATH]."""
     lake: str = ""
     """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
     steps: Annotated[int, TARGET] = Field(0, ge=0)
@@ -469,8 +469,9 @@ class InitSettings(SettingsModel):
     or option gives another, and a new optimiser."""
 
     source: str = ""
-    """RUN[@CHECKPOINT], a policy bundle or zoo:NAME; empty: random weights. A run's newest checkpoint unless `@best` or
-    a number is given; the number is recorded. Where the source keeps averaged weights, these are taken."""
+    """RUN[@CHECKPOINT], a policy bundle, zoo:NAME or hf://ORG/NAME[@REVISION]; empty: random weights. A run's newest
+    checkpoint unless `@best` or a number is given. The number, or the commit, is recorded. Where the source keeps
+    averaged weights, these are taken."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("timestep", "sequence", "actor", "critics", "auxiliary")
     """Which parts to take. The statistics of inputs belong to `timestep`, those of values to `critics`."""
     strict: bool = True

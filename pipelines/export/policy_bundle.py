@@ -97,7 +97,7 @@ def load_policy(
     """Load the policy of a bundle, which `amago export` writes.
 
     Args:
-        directory: directory of the bundle, or zoo:NAME.
+        directory: directory of the bundle, zoo:NAME, or hf://ORG/NAME[@REVISION][/PATH], which is fetched.
         greedy: take the most likely action instead of sampling one (None: as the bundle says).
         seed: seed of sampled actions.
         trust: import modules that the bundle names; a bundle that names any is refused otherwise.

@@ -1,6 +1,7 @@
 """The formats of datasets, a row each, and their importers and exporters by name.
 
 A dataset to import is `KIND:PLACE`, a file or folder whose kind its name shows, or `module:attr` for a user's own code.
+A place hf://ORG/NAME[@REVISION][/PATH] is fetched from the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.hub import HubAddress, is_on_hub
 from pipelines.files.malformed import MALFORMED, explain_damage
 from pipelines.formats import demonstrations, learning_histories
 from pipelines.formats.base import Exporter, Importer, Request
@@ -89,8 +91,10 @@ def find_exporter(form: str) -> Exporter:
 
 def find_kind_and_place(name: str) -> tuple[str, str]:
     """Find the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
-    folder holds; ("", "") if none of them says.
+    folder holds; ("", "") if none of them says, and no kind where it is still to be fetched.
     """
+    if is_on_hub(name):
+        return "", name
     kind, colon, place = name.partition(":")
     path = Path(name)
     if colon and (kind in IMPORTERS.names() or not path.exists()):
@@ -109,7 +113,10 @@ def find_kind_and_place(name: str) -> tuple[str, str]:
 
 def requirement(name: str) -> tuple[str | None, bool]:
     """Find the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
-    row = FORMATS.get(find_kind_and_place(name)[0])
+    kind, place = find_kind_and_place(name)
+    if is_on_hub(place):
+        return "hub", importlib.util.find_spec("huggingface_hub") is not None
+    row = FORMATS.get(kind)
     if row is None or row.extra is None:
         return None, True
     return row.extra, importlib.util.find_spec(_MODULES[row.extra]) is not None
@@ -150,6 +157,9 @@ def open_importer(
     damaged.
     """
     kind, place = find_kind_and_place(settings.name)
+    if is_on_hub(place):
+        place = HubAddress.parse(place, kind="datasets").fetch(listener)
+        kind = kind or find_kind_and_place(place)[0]
     if not kind or not place:
         raise UsageError(
             f"'{settings.name}' is not a dataset: it names no kind, and no file or folder that shows one",
