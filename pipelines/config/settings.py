@@ -546,7 +546,7 @@ class ExportSettings(SettingsModel):
     """`[export]`: a policy bundle that acts without the lake or the run, or trajectories in formats of other tools."""
 
     to: str = ""
-    """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
+    """Directory to write, or hf://ORG/NAME to upload a policy; empty: `RUN/export`, for trajectories `RUN/dataset`."""
     format: Annotated[tuple[str, ...], BeforeValidator(_wrap_text)] = ("bundle",)
     """Forms of the policy: bundle, with onnx, torch and aoti, which act without this package, and page, in which it
     plays; or one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""

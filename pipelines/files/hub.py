@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -80,6 +80,26 @@ class HubAddress:
     def pin(self) -> HubAddress:
         """Replace the revision by the commit that it stands for."""
         return replace(self, revision=_find_commit(self).name)
+
+    def require_library(self) -> None:
+        """Raise InputMissing unless huggingface_hub is installed."""
+        _import_library(self)
+
+    def upload(self, folder: Path) -> None:
+        """Upload the files of a folder to this address in one commit; the repository is made if it is missing.
+        InputMissing if the Hub cannot be reached, or refuses it."""
+        library = _import_library(self)
+        with _explain(self, "upload to"):
+            hub = library.HfApi(endpoint=_find_endpoint())
+            where = {"repo_type": self.kind.removesuffix("s"), "repo_id": self.repository}
+            hub.create_repo(**where, exist_ok=True)
+            hub.upload_folder(
+                **where,
+                folder_path=folder,
+                path_in_repo=self.path or None,
+                revision=self.revision or None,
+                commit_message="Upload a policy exported by amago",
+            )
 
     def fetch_bundle(self) -> Path:
         """Fetch the policy bundle at this address, without folders in it. Errors as `fetch`."""
@@ -222,7 +242,7 @@ def _import_library(address: HubAddress) -> Any:
 
 
 @contextlib.contextmanager
-def _explain(address: HubAddress) -> Any:
+def _explain(address: HubAddress, action: str = "fetch") -> Iterator[None]:
     """Turn whatever the library raises, which depends on its version, into InputMissing."""
     from huggingface_hub import errors
 
@@ -241,7 +261,9 @@ def _explain(address: HubAddress) -> Any:
         raise InputMissing(f"'{address}': the Hub shows no {what} '{address.repository}'", hint=hint) from error
     except Exception as error:
         hint = "repeat the command when the Hub can be reached, or fetch it elsewhere and give its path"
-        raise InputMissing(f"cannot fetch '{address}': {reason(error)}", hint=hint) from error
+        if action != "fetch":
+            hint = "log in with a token that may write there: hf auth login; or export to a directory"
+        raise InputMissing(f"cannot {action} '{address}': {reason(error)}", hint=hint) from error
 
 
 def _evict(keep: Path) -> None:

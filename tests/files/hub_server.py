@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import json
@@ -23,7 +24,7 @@ class Hub:
         self.folder = folder
         self.asked: list[str] = []
         self.named: dict[str, int] = {}
-        self.url = ""
+        self.url, self.token = "", "hf_of_a_test"
 
     def commit(self, kind: str, repository: str, revision: str = "main") -> str:
         """Hash the files of a revision."""
@@ -87,6 +88,47 @@ def _answer(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
             if body:
                 self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append(f"POST {path}")
+            body = self._read_body()
+            parts, status, answer = path.strip("/").split("/"), 200, dict[str, object]()
+            if self.headers.get("Authorization") != f"Bearer {hub.token}":
+                status, answer = 401, {"error": "Invalid username or password."}
+            elif parts[1:] == ["repos", "create"]:
+                asked = json.loads(body)
+                name = f"{asked['organization']}/{asked['name']}"
+                (hub.folder / "models" / name / "main").mkdir(parents=True, exist_ok=True)
+                answer = {"url": f"{hub.url}/{name}", "name": name}
+            elif "preupload" in parts:
+                files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+                answer = {"files": [{**file, "shouldIgnore": False, "oid": None} for file in files]}
+            elif "commit" in parts:
+                repository, revision = "/".join(parts[2:4]), parts[5]
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        file = hub.folder / "models" / repository / revision / line["value"]["path"]
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        file.write_bytes(base64.b64decode(line["value"]["content"]))
+                commit = hub.commit("models", repository, revision)
+                answer = {"commitOid": commit, "commitUrl": f"{hub.url}/{repository}/commit/{commit}", "hookOutput": ""}
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def _read_body(self) -> bytes:
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
 
         def log_message(self, *_: object) -> None:
             """Not here."""

@@ -288,3 +288,24 @@ def test_commands_take_policies_and_datasets_of_the_hub(hub: Hub, tmp_path: Path
     done = amago("collect", "--from", "hf://me/data/hopper.hdf5", "--run", "own", "--output", "json")
     assert done.code == 0, done.err
     assert done.json["metrics"]["trajectories"] == 2
+
+
+@pytest.mark.system
+def test_a_policy_is_uploaded_and_comes_back(hub: Hub, amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "hf://me/new@main/best"
+    refused = amago("export", "zoo:tmaze", "--to", place)
+    assert refused.code == 3
+    assert f"cannot upload to '{place}'" in " ".join(refused.err.split())
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    shown = amago("export", "zoo:tmaze", "--to", place, "--dry-run")
+    assert f"export would write bundle: {place}" in shown.out
+    done = amago("export", "zoo:tmaze", "--card", "--to", place, "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["outputs"] == [place]
+    another_process()
+    found, wanted = find_bundle(place), locate_in_zoo("zoo:tmaze")
+    assert found is not None
+    assert load_trained(place).checkpoint.update == load_trained("zoo:tmaze").checkpoint.update
+    assert (found / "weights.safetensors").read_bytes() == (wanted / "weights.safetensors").read_bytes()
+    assert "# new" in (found / "README.md").read_text()
+    assert amago("export", "zoo:tmaze", "--format", "parquet", "--to", "hf://me/data").code == 2
