@@ -107,12 +107,18 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
     )
 
 
-class WarmStart:
-    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME or
-    hf://ORG/NAME."""
+class PolicySource:
+    """A policy that training takes, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME or hf://ORG/NAME. A `setting`
+    names it: `init.source`, whose weights a run begins with, or `agent.reference`."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, setting: str = "init.source") -> None:
+        self.source, self.setting = source, setting
+
+    def _read(self, stored: Mapping[str, Any] | None) -> str:
+        """Read the setting of a run; "" if it has none."""
+        table, _, key = self.setting.partition(".")
+        found = (stored or {}).get(table)
+        return str(found.get(key, "")) if isinstance(found, Mapping) else ""
 
     @property
     def _address(self) -> HubAddress | None:
@@ -135,15 +141,16 @@ class WarmStart:
                 raise make_damage_error(directory, error) from error
             text = f"checkpoint '{checkpoint}' is damaged: {reason(error)}"
             raise IntegrityError(text, hint="name another one: RUN@CHECKPOINT") from error
-        trust.require_all(agent, where=f"init.source '{self.source}'")
-        return {"agent": agent, "train": {"context_length": context}}
+        trust.require_all(agent, where=f"{self.setting} '{self.source}'")
+        kept = {key: value for key, value in agent.items() if key not in ("reference", "reference_weight")}
+        return {"agent": kept, "train": {"context_length": context}}
 
     def pin(self, stored: Mapping[str, Any] | None) -> str:
         """Add the number of its checkpoint, or its commit on the Hub, to the source, so that a run which is repeated
         begins with the same weights. A run that has begun keeps its own: what it has `stored`, unless the call names
         another checkpoint."""
         if stored and self.is_stored(stored):
-            return str(stored["init"]["source"])
+            return self._read(stored)
         _, checkpoint = self._find_weights()
         if self._address is not None:
             return str(self._address.pin())
@@ -151,8 +158,7 @@ class WarmStart:
 
     def is_stored(self, stored: Mapping[str, Any] | None) -> bool:
         """Check whether a run has stored this source; one without a number means the number which is stored."""
-        table = (stored or {}).get("init")
-        before = table.get("source", "") if isinstance(table, Mapping) else ""
+        before = self._read(stored)
         if self._address is not None and is_on_hub(before):
             pinned = HubAddress.parse(before, kind="models")
             return self._address in (pinned, replace(pinned, revision=""))
@@ -170,5 +176,5 @@ class WarmStart:
         if bundle is None:
             known = "give RUN[@CHECKPOINT], a bundle, zoo:NAME or hf://ORG/NAME"
             where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
-            raise InputMissing(f"init.source: no run or policy bundle at '{self.source}'", hint=where)
+            raise InputMissing(f"{self.setting}: no run or policy bundle at '{self.source}'", hint=where)
         return bundle, None

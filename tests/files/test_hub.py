@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.places import find_bundle, locate_in_zoo
-from pipelines.config.policy_files import WarmStart
+from pipelines.config.policy_files import PolicySource
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Event, Progress
@@ -258,16 +258,16 @@ def test_a_dataset_is_named_after_its_repository(hub: Hub, tmp_path: Path) -> No
 def test_a_warm_start_remembers_the_commit(hub: Hub, tmp_path: Path) -> None:
     commit = hub.commit("models", "me/tmaze")
     pinned = f"{POLICY}@{commit}"
-    assert WarmStart(POLICY).pin(None) == pinned
-    assert WarmStart(f"{POLICY}@main").pin(None) == pinned
+    assert PolicySource(POLICY).pin(None) == pinned
+    assert PolicySource(f"{POLICY}@main").pin(None) == pinned
     (tmp_path / "site/models/me/tmaze/main/notes.txt").write_text("moved on")
     another_process()
     stored = {"init": {"source": pinned}}
-    assert WarmStart(POLICY).pin(stored) == pinned
-    assert WarmStart(pinned).is_stored(stored)
-    assert not WarmStart(f"{POLICY}/deep").is_stored(stored)
-    assert not WarmStart("hf://me/other").is_stored(stored)
-    assert WarmStart(POLICY).pin(None) != pinned
+    assert PolicySource(POLICY).pin(stored) == pinned
+    assert PolicySource(pinned).is_stored(stored)
+    assert not PolicySource(f"{POLICY}/deep").is_stored(stored)
+    assert not PolicySource("hf://me/other").is_stored(stored)
+    assert PolicySource(POLICY).pin(None) != pinned
 
 
 @pytest.mark.system
