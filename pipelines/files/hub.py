@@ -155,7 +155,7 @@ class _Commit:
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
                 self._download(missing, listener)
-            os.utime(record)
+            write_atomically(record, json.dumps({"files": self.files}))
         if missing:
             _evict(keep=record)
         return folder
@@ -215,7 +215,6 @@ def _find_commit(address: HubAddress) -> _Commit:
     if unsafe is not None or not _COMMIT.fullmatch(commit):
         raise InputMissing(f"'{address}': the Hub names a file or commit that cannot be one: '{unsafe or commit}'")
     shown = {name: size for name, size in files.items() if not any(part.startswith(".") for part in parts[name])}
-    write_atomically(_folder(address) / f"{commit}.json", json.dumps({"files": shown}))
     return _Commit(address, commit, shown)
 
 
