@@ -32,6 +32,7 @@ _MODULES = {
     "box2d": ("Box2D",),
     "flash": ("flash_attn",),
     "hdf5": ("h5py",),
+    "hub": ("huggingface_hub",),
     "minari": ("minari",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "peers": ("stable_baselines3", "sb3_contrib"),

@@ -19,6 +19,7 @@ from pipelines.config.settings import Settings
 from pipelines.config.sizes import names_network
 from pipelines.errors import UsageError, masked
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.hub import is_on_hub
 from pipelines.lake.storage import is_remote
 from pipelines.trust import typed
 
@@ -164,7 +165,7 @@ def preview(
 
     document = settings.document()
     for place in writes.values():
-        if not is_remote(place) or isinstance(place, Path):
+        if isinstance(place, Path) or not (is_remote(place) or is_on_hub(place)):
             refuse_scheme(place)
     command = common.invocation.command
     lines = [f"# {command} would {does}"] if does else []

@@ -197,7 +197,7 @@ Init = Annotated[
     typer.Option(
         "--init",
         metavar="POLICY",
-        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle, zoo:NAME, or "
+        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle, zoo:NAME, hf://ORG/NAME, or "
         "amago:PATH, the policy_epoch_N.pt of AMAGO.",
         autocompletion=completion.runs,
     ),

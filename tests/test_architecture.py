@@ -47,6 +47,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 # The only modules that may import these.
 ONLY_IN = {
     "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "query", "tables")),
+    "huggingface_hub": ("pipelines/files/hub.py",),
     "obstore": ("pipelines/lake/bucket.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "vl_convert": ("pipelines/report/",),

@@ -35,7 +35,9 @@ def collect(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="SOURCE", help="Import a dataset: a file or folder, d4rl:NAME, minari:ID, or module:attr."
+            "--from",
+            metavar="SOURCE",
+            help="Import a dataset: a file or folder, d4rl:NAME, minari:ID, hf://ORG/NAME, or module:attr.",
         ),
         Sets("source.name"),
     ] = None,

@@ -34,7 +34,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|BUNDLE",
-            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, zoo:NAME or amago:PATH.",
+            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, zoo:NAME, hf://ORG/NAME or amago:PATH.",
             autocompletion=completion.runs_and_bundles,
         ),
     ],

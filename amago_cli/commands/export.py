@@ -27,8 +27,12 @@ def export(
         ),
     ],
     to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="DIR", help="Directory to write to; default: RUN/export, or RUN/dataset."),
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            help="Directory to write to, or hf://ORG/NAME for a policy; default: RUN/export, or RUN/dataset.",
+        ),
         Sets("export.to"),
     ] = None,
     form: Annotated[
@@ -108,7 +112,7 @@ def export(
         if directory is None:
             raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
         if common.dry_run:
-            return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
+            return preview(common, settings, writes={"bundle": wanted.to or run / "export"})
         locate_checkpoint(directory.checkpoints, wanted.checkpoint)  # before torch is imported
     else:
         from pipelines.formats.make import find_exporter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +15,10 @@ from amago_cli.options import Common, reader
 def verify(
     common: Common,
     bundle: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="BUNDLE",
-            help="Directory that `amago export` wrote, or zoo:NAME.",
+            help="Directory that `amago export` wrote, zoo:NAME or hf://ORG/NAME.",
             autocompletion=completion.bundles,
         ),
     ],

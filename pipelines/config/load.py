@@ -22,7 +22,7 @@ from pipelines.config.base import describe_errors, describe_unknown_key, refuse_
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.own_runs import OwnRun
 from pipelines.config.places import is_run
-from pipelines.config.policy_files import WarmStart
+from pipelines.config.policy_files import PolicySource
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
@@ -171,7 +171,10 @@ def fold(
     document = _lay(document, assign_all, chosen.get(("size",)))
     table = document.get("init")
     if isinstance(table, Mapping) and isinstance(origin := table.get("source"), str) and origin:
-        document["init"] = {**table, "source": WarmStart(origin).pin(stored)}
+        document["init"] = {**table, "source": PolicySource(origin).pin(stored)}
+    table = document.get("agent")
+    if isinstance(table, Mapping) and isinstance(near := table.get("reference"), str) and near:
+        document["agent"] = {**table, "reference": PolicySource(near, "agent.reference").pin(stored)}
     return document
 
 
@@ -222,12 +225,12 @@ def _lay_warm_start(
     tables = (layer.get("init") for layer in layers)
     given = [table["source"] for table in tables if isinstance(table, Mapping) and "source" in table]
     given += [value for path, value in assignments if list(path) == ["init", "source"]]
-    if not given or not isinstance(given[-1], str) or not given[-1] or WarmStart(given[-1]).is_stored(stored):
+    if not given or not isinstance(given[-1], str) or not given[-1] or PolicySource(given[-1]).is_stored(stored):
         return stored
     origin = Path(given[-1].partition("@")[0])
     if is_run(origin):  # a run of this user's may name modules that were typed when it was made
         OwnRun(origin, read_toml(origin / "config.toml")).grant()
-    network = WarmStart(given[-1]).read_network()
+    network = PolicySource(given[-1]).read_network()
     return merge({key: value for key, value in stored.items() if key not in ("agent", "size")}, network)
 
 

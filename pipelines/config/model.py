@@ -426,6 +426,12 @@ class AgentSettings(SettingsModel):
     """Weight of an entropy bonus: keeps the policy from choosing before the critics distinguish actions. In units of
     advantages where critics have a value for each action, of normalised values elsewhere. "auto" (Box actions alone):
     adjusted so that the entropy stays at minus one nat a dimension."""
+    reference: str = ""
+    """A frozen policy that the agent's is held near by the divergence KL(policy || reference): RUN[@CHECKPOINT], a
+    policy bundle, zoo:NAME or hf://ORG/NAME; empty: none. A run's newest checkpoint unless `@best` or a number is
+    given. The number, or the commit, is recorded."""
+    reference_weight: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of that divergence, in nats."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None

@@ -80,12 +80,17 @@ def locate_in_zoo(name: str) -> Path:
 
 
 def find_bundle(name: Path | str) -> Path | None:
-    """Find the directory of the policy bundle called `name`, a path or zoo:NAME; None if there is none.
+    """Find the directory of the policy bundle called `name`, a path, zoo:NAME or hf://ORG/NAME[@REVISION][/PATH], which
+    is fetched; None if there is none.
 
-    InputMissing if the zoo lacks it.
+    InputMissing if the zoo lacks it, or it cannot be fetched.
     """
     if str(name).startswith(ZOO):
         return locate_in_zoo(str(name))
+    if str(name).startswith("hf://"):
+        from pipelines.files.hub import HubAddress
+
+        return HubAddress.parse(str(name), kind="models").fetch_bundle()
     path = Path(name)
     return path if (path / "policy.json").is_file() else None
 

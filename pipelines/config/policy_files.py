@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipelines.config import amago_weights
 from pipelines.config.places import AMAGO, find_bundle, is_run, suggest
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_sealed
+from pipelines.files.hub import HubAddress, is_on_hub
 from pipelines.files.json import Form, fits, read_object
 from pipelines.files.malformed import UNREADABLE, read_limited, reason
 
@@ -106,12 +108,22 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
     )
 
 
-class WarmStart:
-    """The policy whose weights a run begins with, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME or
-    amago:PATH."""
+class PolicySource:
+    """A policy that training takes, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME, hf://ORG/NAME or amago:PATH.
+    A `setting` names it: `init.source`, whose weights a run begins with, or `agent.reference`."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, setting: str = "init.source") -> None:
+        self.source, self.setting = source, setting
+
+    def _read(self, stored: Mapping[str, Any] | None) -> str:
+        """Read the setting of a run; "" if it has none."""
+        table, _, key = self.setting.partition(".")
+        found = (stored or {}).get(table)
+        return str(found.get(key, "")) if isinstance(found, Mapping) else ""
+
+    @property
+    def _address(self) -> HubAddress | None:
+        return HubAddress.parse(self.source, kind="models") if is_on_hub(self.source) else None
 
     def read_network(self) -> dict[str, Any]:
         """Read the settings that the weights of the warm start need: [agent], and the context length.
@@ -134,23 +146,29 @@ class WarmStart:
                 raise make_damage_error(directory, error) from error
             text = f"checkpoint '{checkpoint}' is damaged: {reason(error)}"
             raise IntegrityError(text, hint="name another one: RUN@CHECKPOINT") from error
-        trust.require_all(agent, where=f"init.source '{self.source}'")
-        return {"agent": agent, "train": {"context_length": context}}
+        trust.require_all(agent, where=f"{self.setting} '{self.source}'")
+        kept = {key: value for key, value in agent.items() if key not in ("reference", "reference_weight")}
+        return {"agent": kept, "train": {"context_length": context}}
 
     def pin(self, stored: Mapping[str, Any] | None) -> str:
-        """Add the number of its checkpoint to the source, so that a run which is repeated begins with the same
-        weights. A run that has begun keeps its own: what it has `stored`, unless the call names another checkpoint."""
+        """Add the number of its checkpoint, or its commit on the Hub, to the source, so that a run which is repeated
+        begins with the same weights. A run that has begun keeps its own: what it has `stored`, unless the call names
+        another checkpoint."""
         if stored and self.is_stored(stored):
-            return str(stored["init"]["source"])
+            return self._read(stored)
         if self.source.startswith(AMAGO):
             return self.source
         _, checkpoint = self._find_weights()
+        if self._address is not None:
+            return str(self._address.pin())
         return self.source if checkpoint is None else f"{self.source.partition('@')[0]}@{int(checkpoint.name)}"
 
     def is_stored(self, stored: Mapping[str, Any] | None) -> bool:
         """Check whether a run has stored this source; one without a number means the number which is stored."""
-        table = (stored or {}).get("init")
-        before = table.get("source", "") if isinstance(table, Mapping) else ""
+        before = self._read(stored)
+        if self._address is not None and is_on_hub(before):
+            pinned = HubAddress.parse(before, kind="models")
+            return self._address in (pinned, replace(pinned, revision=""))
         path, _, which = self.source.partition("@")
         return bool(before) and (
             self.source == before or (which in ("", "latest", "best") and before.partition("@")[0] == path)
@@ -163,7 +181,7 @@ class WarmStart:
             return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
         bundle = find_bundle(self.source)
         if bundle is None:
-            known = "give RUN[@CHECKPOINT], a bundle, zoo:NAME or amago:PATH"
+            known = "give RUN[@CHECKPOINT], a bundle, zoo:NAME, hf://ORG/NAME or amago:PATH"
             where = suggest(Path(path), is_run, inside="it contains runs", otherwise=known)
-            raise InputMissing(f"init.source: no run or policy bundle at '{self.source}'", hint=where)
+            raise InputMissing(f"{self.setting}: no run or policy bundle at '{self.source}'", hint=where)
         return bundle, None

@@ -26,7 +26,7 @@ from pipelines.config.changes import STAGE_TABLES, describe_changes, flatten, ma
 from pipelines.config.load import read_toml
 from pipelines.config.own_runs import OwnRun
 from pipelines.config.places import is_run, refuse_scheme, suggest
-from pipelines.config.policy_files import WarmStart, list_checkpoints
+from pipelines.config.policy_files import PolicySource, list_checkpoints
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explain_errors, remove_leftovers, write_atomically
@@ -58,7 +58,7 @@ class _BestRecord(Form):
 
 
 class WeightsRecord(Form):
-    """The policy that a run began with: its name in lakes, and its update."""
+    """A policy that a run took: its name in lakes, and its update."""
 
     policy: str
     update: int
@@ -73,6 +73,7 @@ class RunRecord(Form):
     lakes: list[_LakeRecord] = Field(default_factory=list)
     best: _BestRecord | None = None
     weights_from: WeightsRecord | None = None
+    reference: WeightsRecord | None = None
     labelled: dict[str, str] = Field(default_factory=dict)
 
 
@@ -141,7 +142,15 @@ class RunDirectory:
     @property
     def weights_from(self) -> str:
         """The policy that a warm start began with, POLICY@UPDATE; "" if the first weights were random."""
-        record = self.load_record().get("weights_from")
+        return self._name_policy("weights_from")
+
+    @property
+    def reference(self) -> str:
+        """The policy that the run's is held near, POLICY@UPDATE; "" if there is none."""
+        return self._name_policy("reference")
+
+    def _name_policy(self, key: str) -> str:
+        record = self.load_record().get(key)
         return f"{record['policy']}@{record['update']}" if record else ""
 
     @property
@@ -160,7 +169,7 @@ class RunDirectory:
         if fresh:
             return
         source = settings.init.source
-        if source and list_checkpoints(self.checkpoints) and not WarmStart(source).is_stored(self.load_document()):
+        if source and list_checkpoints(self.checkpoints) and not PolicySource(source).is_stored(self.load_document()):
             raise UsageError(
                 f"run '{self.path}' has been trained already, and did not begin with '{source}'",
                 hint="a warm start is for a new run: give another --run, or begin this one again with --fresh",

@@ -126,9 +126,9 @@ class SourceSettings(SettingsModel):
     """`[source]`: what `collect --from` imports into a lake."""
 
     name: str = ""
-    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`,
-    `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or the folder shows), `module:attr`;
-    empty: none."""
+    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `d3rlpy:FILE`, `xland:FILE`, `vintix:FILE-or-DIR`,
+    `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `lerobot:DIR`, `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or
+    the folder shows), `module:attr`; empty: none. A place may be hf://ORG/NAME[@REVISION][/PATH]."""
     lake: str = ""
     """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
     steps: Annotated[int, TARGET] = Field(0, ge=0)
@@ -469,9 +469,9 @@ class InitSettings(SettingsModel):
     or option gives another, and a new optimiser."""
 
     source: str = ""
-    """RUN[@CHECKPOINT], a policy bundle, zoo:NAME, or amago:PATH, a state dict of AMAGO; empty: random weights. A run's
-    newest checkpoint unless `@best` or a number is given; the number is recorded. Where the source keeps averaged
-    weights, these are taken."""
+    """RUN[@CHECKPOINT], a policy bundle, zoo:NAME, hf://ORG/NAME[@REVISION], or amago:PATH, a state dict of AMAGO;
+    empty: random weights. A run's newest checkpoint unless `@best` or a number is given. The number, or the commit, is
+    recorded. Where the source keeps averaged weights, these are taken."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("timestep", "sequence", "actor", "critics", "auxiliary")
     """Which parts to take. The statistics of inputs belong to `timestep`, those of values to `critics`."""
     strict: bool = True
@@ -546,7 +546,7 @@ class ExportSettings(SettingsModel):
     """`[export]`: a policy bundle that acts without the lake or the run, or trajectories in formats of other tools."""
 
     to: str = ""
-    """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
+    """Directory to write, or hf://ORG/NAME to upload a policy; empty: `RUN/export`, for trajectories `RUN/dataset`."""
     format: Annotated[tuple[str, ...], BeforeValidator(_wrap_text)] = ("bundle",)
     """Forms of the policy: bundle, with onnx, torch and aoti, which act without this package, and page, in which it
     plays; or one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""

@@ -88,6 +88,8 @@ def write_bundle(
 def describe_policy(record: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
     """Describe a checkpoint with this record, and how it acts, for policy.json."""
     kept = {key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")}
+    # A place on the disk of the one who trained it, which nobody needs to act.
+    kept["agent"] = {key: value for key, value in kept["agent"].items() if key != "reference"}
     return {"format": bundle.FORMAT, "version": bundle.VERSION, **kept, "greedy": greedy}
 
 
@@ -97,7 +99,7 @@ def load_policy(
     """Load the policy of a bundle, which `amago export` writes.
 
     Args:
-        directory: directory of the bundle, or zoo:NAME.
+        directory: directory of the bundle, zoo:NAME, or hf://ORG/NAME[@REVISION][/PATH], which is fetched.
         greedy: take the most likely action instead of sampling one (None: as the bundle says).
         seed: seed of sampled actions.
         trust: import modules that the bundle names; a bundle that names any is refused otherwise.

@@ -63,14 +63,12 @@ class _Demonstration:
     terminated: bool
 
 
-def find_kind(path: Path) -> str | None:
-    """Find out whether an HDF5 file has trajectories as "robomimic" or "d3rlpy" keep them; None if neither. Errors as
-    `hdf5.open_file`."""
-    with open_file(path) as file, reading(path):
-        group = file.get(_GROUP)
-        if hasattr(group, "keys") and any("actions" in group[name] for name in group if hasattr(group[name], "keys")):
-            return RobomimicImporter.source
-        return D3rlpyImporter.source if all(name in file for name in _D3RLPY) else None
+def find_kind(file: Any) -> str | None:
+    """Find out whether an open HDF5 file has trajectories as "robomimic" or "d3rlpy" keep them; None if neither."""
+    group = file.get(_GROUP)
+    if hasattr(group, "keys") and any("actions" in group[name] for name in group if hasattr(group[name], "keys")):
+        return RobomimicImporter.source
+    return D3rlpyImporter.source if all(name in file for name in _D3RLPY) else None
 
 
 class _DemonstrationImporter(ABC):

@@ -149,7 +149,10 @@ class EpisodeValidator:
             limit = 2
         if limit is not None:
             fine = _every((stored >= 0) & (stored < limit))
-            place.require(fine, name, f"is outside its space of {limit} choices", of_step=of_step, fits=True)
+            choices = (
+                limit if isinstance(limit, int) else ", ".join(map(str, dict.fromkeys(limit.reshape(-1).tolist())))
+            )
+            place.require(fine, name, f"is outside its space of {choices} choices", of_step=of_step, fits=True)
         return stored
 
     def _convert_action(self, values: np.ndarray, place: _Locator, *, name: str = ACTION) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The formats of datasets, a row each, and their importers and exporters by name.
 
 A dataset to import is `KIND:PLACE`, a file or folder whose kind its name shows, or `module:attr` for a user's own code.
+A place hf://ORG/NAME[@REVISION][/PATH] is fetched from the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import pyarrow as pa
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.hub import HubAddress, is_on_hub
 from pipelines.files.malformed import MALFORMED, explain_damage
+from pipelines.formats import demonstrations, learning_histories
 from pipelines.formats.base import Exporter, Importer, Request
-from pipelines.formats.demonstrations import find_kind
 from pipelines.formats.flat.datasets import DATASETS
+from pipelines.formats.hdf5 import open_file, reading
 from pipelines.formats.lerobot import INFO
 from pipelines.formats.manifest import verify_files
 from pipelines.formats.minari.episodes import METADATA
@@ -67,6 +70,8 @@ FORMATS: dict[str, Format] = {
         suffixes=(".parquet",),
     ),
     "robomimic": Format(importer=f"{_HERE}.demonstrations:RobomimicImporter", extra="hdf5"),
+    "vintix": Format(importer=f"{_HERE}.learning_histories:VintixImporter", extra="hdf5"),
+    "xland": Format(importer=f"{_HERE}.learning_histories:XLandImporter", extra="hdf5"),
 }
 IMPORTERS = Registry("importer", {name: row.importer for name, row in FORMATS.items() if row.importer})
 EXPORTERS = Registry("exporter", {name: row.exporter for name, row in FORMATS.items() if row.exporter})
@@ -86,8 +91,10 @@ def find_exporter(form: str) -> Exporter:
 
 def find_kind_and_place(name: str) -> tuple[str, str]:
     """Find the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
-    folder holds; ("", "") if none of them says.
+    folder holds; ("", "") if none of them says, and no kind where it is still to be fetched.
     """
+    if is_on_hub(name):
+        return "", name
     kind, colon, place = name.partition(":")
     path = Path(name)
     if colon and (kind in IMPORTERS.names() or not path.exists()):
@@ -106,7 +113,10 @@ def find_kind_and_place(name: str) -> tuple[str, str]:
 
 def requirement(name: str) -> tuple[str | None, bool]:
     """Find the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
-    row = FORMATS.get(find_kind_and_place(name)[0])
+    kind, place = find_kind_and_place(name)
+    if is_on_hub(place):
+        return "hub", importlib.util.find_spec("huggingface_hub") is not None
+    row = FORMATS.get(kind)
     if row is None or row.extra is None:
         return None, True
     return row.extra, importlib.util.find_spec(_MODULES[row.extra]) is not None
@@ -147,6 +157,9 @@ def open_importer(
     damaged.
     """
     kind, place = find_kind_and_place(settings.name)
+    if is_on_hub(place):
+        place = HubAddress.parse(place, kind="datasets").fetch(listener)
+        kind = kind or find_kind_and_place(place)[0]
     if not kind or not place:
         raise UsageError(
             f"'{settings.name}' is not a dataset: it names no kind, and no file or folder that shows one",
@@ -161,7 +174,8 @@ def open_importer(
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
     elif kind == "hdf5" and Path(place).is_file():
-        kind = find_kind(Path(place)) or kind
+        with open_file(Path(place)) as file, reading(Path(place)):
+            kind = demonstrations.find_kind(file) or learning_histories.find_kind(file) or kind
     if kind in IMPORTERS.names():
         return _GuardedImporter(IMPORTERS.get(kind), request)
     close = nearest(kind, IMPORTERS.names())

@@ -20,7 +20,7 @@ class Steps:
 
     `observation`, `following` (what a step led to; of some columns, or of none): (S, ...). `after`: column -> (k, ...),
     the observation after the last step where `known` (k,) says that it is in the data all the same. `unsure` (k,):
-    where `following` is not to be believed.
+    where `following` is not to be believed. `label` (S, ...): None where steps have none.
     """
 
     begin: np.ndarray
@@ -35,6 +35,7 @@ class Steps:
     known: np.ndarray | None = None
     unsure: np.ndarray | None = None
     reset: np.ndarray | None = None
+    label: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ def lay_out(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
             terminated=over,
             truncated=np.asarray(steps.truncated, dtype=bool)[usable] | ~over,
             reset=reset,
+            label=None if steps.label is None else steps.label[kept],
         ),
         usable=usable,
         dropped=dropped,

@@ -256,6 +256,7 @@ class CheckpointLineage:
     told_by: int
     lakes: tuple[LakeLineage, ...] = ()
     weights_from: str = ""  # POLICY@UPDATE that a warm start began with
+    reference: str = ""  # POLICY@UPDATE that its policy was held near
 
 
 def split(name: str) -> tuple[Path, str]:
@@ -320,6 +321,7 @@ class _Walk:
             told_by=told_by,
             lakes=tuple(drawn),
             weights_from=directory.weights_from,
+            reference=directory.reference,
         )
 
     def _trace_lake(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:

@@ -35,6 +35,7 @@ from pipelines.learning.objectives import (
     trace_targets,
 )
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
+from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.nets.actor import Categorical
 from pipelines.nets.inputs import symlog, to_features
@@ -78,6 +79,7 @@ class Agent(nn.Module):
         self.popart: PopArt | None = None
         self.advantage_scale: AdvantageScale | None = None  # of table critics
         self.temperature: Temperature | None = None
+        self.reference: ReferencePolicy | None = None  # of training alone, which sets it
         if settings.entropy_weight == "auto":
             if not isinstance(spaces.action, Box) or isinstance(self.heads.policy, Categorical):
                 raise UsageError(
@@ -211,6 +213,7 @@ class Agent(nn.Module):
             entropies.append(entropy_NG.detach())
         inputs = LossInputs(
             settings=self.settings, type=self.agent_type, policy=self.heads.policy, steps=steps, critics=critics,
+            divergence_NG=None if self.reference is None else self.reference.divergence(steps, batch),
             log_prob_NG=self.log_prob(steps), min_q_NG=self._normalized_min_q(critics), entropy_NG=entropy_NG,
             entropy_weight_G=weight_G,
         )  # fmt: skip

@@ -78,7 +78,8 @@ class CriticOutput:
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
     """All that a term of the loss may depend on. `min_q_NG`: the policy's value in normalised units, with gradient to
-    the policy; `critics` is None for an agent without critics."""
+    the policy; `divergence_NG`: of the policy from its reference, None without one; `critics` is None for an agent
+    without critics."""
 
     settings: AgentSettings
     type: AgentType
@@ -88,6 +89,7 @@ class LossInputs:
     entropy_NG: Tensor | None
     entropy_weight_G: Tensor | float | None
     min_q_NG: Tensor | None
+    divergence_NG: Tensor | None
     critics: CriticOutput | None
 
 
@@ -136,11 +138,22 @@ def entropy_loss(inputs: LossInputs) -> Tensor | None:
     return -entropy_NG.sum() / entropy_NG.shape[1]
 
 
+def reference_loss(inputs: LossInputs) -> Tensor | None:
+    """KL(policy || reference), mean over discounts, sum over steps, each times its importance weight."""
+    divergence_NG = inputs.divergence_NG
+    if divergence_NG is None:
+        return None
+    if inputs.steps.importance_N is not None:
+        divergence_NG = divergence_NG * inputs.steps.importance_N[:, None]
+    return divergence_NG.sum() / divergence_NG.shape[1]
+
+
 # By the name of their metric. Auxiliary losses (pipelines/learning/auxiliary.py) follow after these.
 TERMS: Mapping[str, _Term] = {
     "actor_loss": _Term(actor_loss, lambda settings: 1.0),
     "critic_loss": _Term(critic_loss, lambda settings: settings.critic_weight),
     "entropy_loss": _Term(entropy_loss, lambda settings: 1.0),
+    "reference_loss": _Term(reference_loss, lambda settings: settings.reference_weight),
 }
 
 

@@ -101,6 +101,15 @@ class Distribution(ABC):
         `entropy`, which is the one before tanh."""
         return self.entropy(params, legal)
 
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Compute the Kullback-Leibler divergence (...,) in nats of this distribution from `other`, of the same family,
+        with the parameters `others`. Only where `is_comparable`."""
+        raise NotImplementedError
+
+    def is_comparable(self, other: Distribution) -> bool:
+        """Check whether the divergence from `other` has a closed form."""
+        return type(self) is type(other) and type(self).divergence is not Distribution.divergence
+
     @abstractmethod
     def to_stored(self, features: Tensor) -> Tensor:
         """Convert features to stored form."""
@@ -215,6 +224,13 @@ class TanhGaussian(_TanhPolicy):
         mean, log_std = self._split(params)
         return (log_std + 0.5 + _HALF_LOG_TAU + self._mean_log_slope(mean, log_std.exp())).sum(-1)
 
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        # That of the Gaussians: tanh is one-to-one.
+        assert isinstance(other, TanhGaussian)
+        (mean, log_std), (mean2, log_std2) = self._split(params), other._split(others)
+        squared = (2 * (log_std - log_std2)).exp() + ((mean - mean2) * (-log_std2).exp()).square()
+        return (log_std2 - log_std + 0.5 * squared - 0.5).sum(-1)
+
 
 class GaussianMixture(_TanhPolicy):
     """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
@@ -325,6 +341,13 @@ class BetaPolicy(_BoxPolicy):
         inside = beta - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
         return (inside + math.log(2)).sum(-1)
 
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        assert isinstance(other, BetaPolicy)
+        (a, b), (a2, b2) = self._split(params).unbind(-2), other._split(others).unbind(-2)
+        beta, beta2 = (torch.lgamma(x) + torch.lgamma(y) - torch.lgamma(x + y) for x, y in ((a, b), (a2, b2)))
+        slope = (a - a2) * torch.digamma(a) + (b - b2) * torch.digamma(b) + (a2 - a + b2 - b) * torch.digamma(a + b)
+        return (beta2 - beta + slope).sum(-1)
+
 
 class _BetaDraw(torch.autograd.Function):
     """Draw x ~ Beta(a, b), with dx/da and dx/db."""
@@ -390,6 +413,14 @@ class Categorical(Distribution):
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         probs = self.probs(params, legal)
         return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
+
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        assert isinstance(other, Categorical)
+        probs, theirs = self.probs(params, legal), other.probs(others, legal)
+        return (probs * (probs.clamp_min(_TINY).log() - theirs.clamp_min(_TINY).log())).sum(-1)
+
+    def is_comparable(self, other: Distribution) -> bool:
+        return super().is_comparable(other) and self.num_params == other.num_params
 
     def max_entropy(self, legal: Tensor | None = None) -> Tensor | float:
         """Compute the entropy (...,) of a uniform choice among the legal ones; infinite where a single one is legal, so
@@ -515,6 +546,12 @@ class _Categoricals(Distribution):
         places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
         return torch.stack([part.entropy(p, mask) for part, p, mask in places]).sum(0)
 
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        assert isinstance(other, _Categoricals)
+        split = (each.split(self.sizes, -1) for each in (params, others))
+        places = zip(self.parts, other.parts, *split, self._legal(legal), strict=True)
+        return torch.stack([part.divergence(p, theirs, q, mask) for part, theirs, p, q, mask in places]).sum(0)
+
     def to_stored(self, features: Tensor) -> Tensor:
         return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
 
@@ -557,6 +594,11 @@ class Bernoulli(Distribution):
         probs = self.probs(params, legal)
         either = torch.stack((probs, 1 - probs), -1)
         return -(either * either.clamp_min(_TINY).log()).sum(-1).sum(-1)
+
+    def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
+        assert isinstance(other, Bernoulli)
+        either, theirs = (torch.stack((p, 1 - p), -1) for p in (self.probs(params, legal), other.probs(others, legal)))
+        return (either * (either.clamp_min(_TINY).log() - theirs.clamp_min(_TINY).log())).sum(-1).sum(-1)
 
     def to_stored(self, features: Tensor) -> Tensor:
         return (features > 0.5).to(torch.uint8)

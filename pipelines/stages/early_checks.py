@@ -13,6 +13,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.make import require_trust
 from pipelines.errors import UsageError
+from pipelines.files.hub import is_on_hub
 from pipelines.lake.store import Lake
 
 WEIGHTS = "weights"
@@ -53,11 +54,14 @@ def refuse_run_settings(settings: Settings, directory: Path, *, form: str, to: P
         raise UsageError("not of a bundle", hint="evaluate the run it was made from", problems=tuple(problems))
 
 
-def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
-    """Find the directory to export the policy of the bundle in `directory` to. UsageError if it cannot be exported."""
-    refuse_scheme(wanted.to, what="give a directory")
+def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path | str:
+    """Find the directory, or the address on the Hub, to export the policy of the bundle in `directory` to. UsageError
+    if it cannot be exported."""
     if not wanted.of_policy or wanted.checkpoint != "latest":
         raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
+    if is_on_hub(wanted.to):
+        return wanted.to
+    refuse_scheme(wanted.to, what="give a directory, or hf://ORG/NAME")
     if not wanted.to or Path(wanted.to).resolve() == directory.resolve():
         raise UsageError("a bundle is exported to another directory", hint="say which: --to DIR")
     return Path(wanted.to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import describe_policy, write_bundle
 from pipelines.export.step_function import StepFunction
 from pipelines.files.atomic import write_together
+from pipelines.files.hub import HubAddress, is_on_hub
 from pipelines.formats import export as datasets
 from pipelines.formats.make import find_exporter
 from pipelines.lake.footer import hex_uids
@@ -43,23 +45,23 @@ from pipelines.stages.result import Result, Table
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
     """Export to `export.to` in the formats `export.format`: the policy of a checkpoint (default: RUN/export, replacing
-    an older one), or the trajectories of the run's lake, see `dataset`.
+    an older one; hf://ORG/NAME: uploaded), or the trajectories of the run's lake, see `dataset`.
 
     IntegrityError if a form does not act as the trained policy does; then nothing is written.
     """
     wanted, started = settings.export, time.monotonic()
     if not wanted.of_policy:
         return dataset(wanted, lake=run, listener=listener)
-    refuse_scheme(wanted.to, what="give a directory")
     directory = RunDirectory.open(run)
-    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
-    to = Path(wanted.to) if wanted.to else directory.path / "export"
-    figures, tables = _export_policy(settings, checkpoint, to, listener, run=read_run(run))
+    place = wanted.to or directory.path / "export"
+    with _open_target(place) as to:
+        checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+        figures, tables = _export_policy(settings, checkpoint, to, listener, run=read_run(run))
     return Result(
         command="export",
         run=run,
         metrics=figures,
-        outputs=[to],
+        outputs=[place],
         tables=tables,
         seconds=time.monotonic() - started,
     )
@@ -68,9 +70,26 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
 def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silent) -> Result:
     """Export the policy of the bundle in `directory` to another directory, `export.to`, with the forms
     `export.format`. Errors as of `run`."""
-    to, started = place_of_bundle(settings.export, directory), time.monotonic()
-    figures, tables = _export_policy(settings, bundle.read(directory), to, listener)
-    return Result(command="export", metrics=figures, outputs=[to], tables=tables, seconds=time.monotonic() - started)
+    place, started = place_of_bundle(settings.export, directory), time.monotonic()
+    with _open_target(place) as to:
+        figures, tables = _export_policy(settings, bundle.read(directory), to, listener)
+    return Result(command="export", metrics=figures, outputs=[place], tables=tables, seconds=time.monotonic() - started)
+
+
+@contextmanager
+def _open_target(place: Path | str) -> Iterator[Path]:
+    """Yield the directory to write a bundle to. That of a place on the Hub is a temporary one, and what is in it at the
+    end is uploaded in one commit."""
+    if not is_on_hub(place):
+        refuse_scheme(place, what="give a directory, or hf://ORG/NAME")
+        yield Path(place)
+        return
+    address = HubAddress.parse(str(place), kind="models")
+    address.require_library()  # before what takes minutes
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / address.repository.partition("/")[2]
+        yield to
+        address.upload(to)
 
 
 def _export_policy(

@@ -27,10 +27,11 @@ from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.lake.spaces import Spaces
-from pipelines.lake.store import Lake
+from pipelines.lake.store import Lake, describe_difference
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.learning.checkpoint import Checkpoint
+from pipelines.learning.checkpoint import Checkpoint, load_agent
+from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
 from pipelines.training import speed
@@ -67,7 +68,7 @@ class Trainer:
         self._learnt: dict[str, torch.Tensor] = {}
         self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
         self._saved = -1
-        self._origin: dict[str, Any] = {}  # what run.json says of the source of a warm start
+        self._origin: dict[str, Any] = {}  # what run.json says of the policies that it takes
         self._publisher: Publisher | None = None
         self._copy: Agent | None = None
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
@@ -75,6 +76,8 @@ class Trainer:
             self._continue(listener)
         if self._resumed is None and settings.init.source:
             self._begin_warm(listener)
+        if settings.agent.reference:
+            self._hold_near_reference()
         for text in self.learner.notices:
             listener(Notice(text=text))
 
@@ -108,6 +111,19 @@ class Trainer:
             listener(Notice(stage="train", text=text, level="warning"))
         self._origin = {"weights_from": {"policy": found.identity, "update": found.checkpoint.update}}
 
+    def _hold_near_reference(self) -> None:
+        """Load `agent.reference`. InputMissing if it was trained for other spaces."""
+        found, learner = load_trained(self.settings.agent.reference), self.learner
+        with found.checkpoint.understood():
+            theirs = Spaces.from_json(found.checkpoint.record["spaces"])
+        if theirs != learner.spaces:
+            differs = "; ".join(describe_difference(theirs, learner.spaces, ("the reference's", "trained on here")))
+            raise InputMissing(f"agent.reference: {found.checkpoint.label} was trained for other spaces: {differs}")
+        agent = load_agent(found.checkpoint, own=self.settings.agent).to(learner.device)
+        agent.packed = learner.agent.packed
+        learner.agent.reference = ReferencePolicy(agent, of=learner.agent)
+        self._origin |= {"reference": {"policy": found.identity, "update": found.checkpoint.update}}
+
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> TrainingData:
         """Return windows of `lakes` (each time the same ones), by the shares they have now, with what is new in them.
 
@@ -126,6 +142,8 @@ class Trainer:
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
         with ranks.raise_together():
             self.learner.agent.sequence.require_time(self._data.mixture.longest)
+            if self.learner.agent.reference is not None:
+                self.learner.agent.reference.agent.sequence.require_time(self._data.mixture.longest)
         return self._data
 
     def _relay(self, listener: Listener, event: Event) -> None:

@@ -18,6 +18,7 @@ import pytest
 from pipelines.errors import AmagoError
 from pipelines.export.policy_bundle import load_policy
 from tests.cli.conftest import call, tiny
+from tests.formats.test_learning_histories import vintix, xland
 from tests.formats.test_lerobot import dataset
 from tests.fuzz import datasets, mutations, odd
 from tests.fuzz.odd import Mutation
@@ -123,6 +124,8 @@ TARGETS = {
         datasets.changed_hdf5,
         (taken("d4rl:hdf5"), taken("d4rl:hdf5", "--env", "gym:CartPole-v1")),
     ),
+    "xland": Target("xland.h5", datasets.changed_hdf5, (taken("xland:xland.h5"), taken("xland.h5"))),
+    "vintix": Target("hopper/*.h5", datasets.changed_hdf5, (taken("vintix:hopper"),)),
     "minari": Target("minari-v0/data/main_data.hdf5", datasets.changed_hdf5, (taken("minari:minari-v0"),)),
     "minari's metadata": Target(
         "minari-v0/data/metadata.json", datasets.changed_metadata, (taken("minari:minari-v0"),)
@@ -161,6 +164,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for digests in home.glob("*/dataset.json"):  # they would refuse every change before a decoder saw it
             digests.unlink()
         dataset(home / "lerobot", "v2.1")
+        xland(home / "xland.h5")
+        vintix(home / "hopper" / "hopper.h5", [7, 12, 1], group=8, demonstrator=True)
         yield home
     finally:
         os.chdir(before)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from pipelines.lake.spaces import Discrete
+from pipelines.nets.actor import Categorical
 from pipelines.nets.critic import ActionValues
 from pipelines.nets.inputs import to_features
 
@@ -265,7 +266,8 @@ class Literal:
         noise, drawn = self.draws(len(rows), self.samples[1], generator)
         members, discounts = settings.critic.ensemble, len(self.gammas)
         advantage = torch.zeros(*data.mask.shape, discounts, dtype=torch.float64)
-        critic_loss = online = offline = entropy = 0.0
+        critic_loss = online = offline = entropy = divergence = 0.0
+        near = None if agent.reference is None else agent.reference.agent.encode(data).double()
         log_probs = {}
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
@@ -296,6 +298,12 @@ class Literal:
                 policy = agent.heads.policy
                 entropy = entropy + importance * policy.action_entropy(agent.heads.actor(state)[g], legal) / discounts
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
+                if near is not None:
+                    known = agent.reference.agent.gammas
+                    place = known.index(self.gammas[g]) if self.gammas[g] in known else -1
+                    theirs = agent.reference.agent.heads.double().actor(near[b, t])[place].detach()
+                    found = self.divergence(agent.heads.actor(state)[g], theirs, legal)
+                    divergence = divergence + importance * found / discounts
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():
             importance = 1.0 if data.importance is None else data.importance[b]
@@ -304,4 +312,14 @@ class Literal:
         actor = (self.online * online + self.offline * offline) / len(rows)
         critic_loss = critic_loss / len(rows)
         self.metrics = {"critic_loss": critic_loss, "actor_loss": actor}
-        return actor + settings.critic_weight * critic_loss - settings.entropy_weight * entropy / len(rows)
+        bonus = settings.reference_weight * divergence - settings.entropy_weight * entropy
+        return actor + settings.critic_weight * critic_loss + bonus / len(rows)
+
+    def divergence(self, ours, theirs, legal):
+        """KL by torch's own distributions, those of a Gaussian before tanh."""
+        policy = self.agent.heads.policy
+        kl = torch.distributions.kl_divergence
+        if isinstance(policy, Categorical):
+            return kl(*(torch.distributions.Categorical(policy.probs(each, legal)) for each in (ours, theirs)))
+        pairs = map(policy._split, (ours, theirs))
+        return kl(*(torch.distributions.Normal(mean, log_std.exp()) for mean, log_std in pairs)).sum()

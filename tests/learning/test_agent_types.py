@@ -15,6 +15,7 @@ from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.diagnostics import inspect
+from pipelines.learning.reference import ReferencePolicy
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
 from tests.learning.test_agent import generator, gradients, in_parts, update
 
@@ -275,6 +276,9 @@ def test_every_metric_is_documented():
     _, metrics = owner.loss(batch(owner), generator())
     moving = agent("box", entropy_weight="auto")
     metrics |= {name: value for name, value in moving.loss(batch(moving), generator())[1].items() if "weight" in name}
+    near = agent()
+    near.reference = ReferencePolicy(agent(seed=1), of=near)
+    metrics |= {"reference_loss": near.loss(batch(near), generator())[1]["reference_loss"]}
     text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
     table = text[text.index("## Metrics") : text.index("## Speed")]
     documented = set(

@@ -58,9 +58,10 @@ KINDS: dict[str, dict[str, object]] = {
     "mingru": {"agent__sequence": "{ kind = 'mingru', num_layers = 1, d_model = 8 }"},
     "mamba": {"agent__sequence": "{ kind = 'mamba', num_layers = 1, d_model = 8 }"},
     "feedforward": {"agent__sequence": "{ kind = 'feedforward', num_layers = 1, d_model = 8, d_ff = 8 }"},
+    "reference": {"agent__reference": "zoo:tmaze", "agent__reference_weight": 2.0},
     "averaged": {"train__ema_decay": 0.9, "train__activation_checkpointing": True},
 }
-SHARDED = ("actor-critic", "multi-task", "packed-bf16", "mingru", "mamba", "feedforward", "averaged")
+SHARDED = ("actor-critic", "multi-task", "packed-bf16", "mingru", "mamba", "feedforward", "reference", "averaged")
 KINDS |= {f"{kind}-sharded": {**KINDS[kind], "train__sharding": "fsdp"} for kind in SHARDED}
 
 
