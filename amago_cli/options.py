@@ -180,6 +180,13 @@ Track = Annotated[
     ),
     Sets("track.to"),
 ]
+OPPONENTS = typer.Option(
+    "--opponents",
+    metavar="POLICY|SQL",
+    help="Who plays the other seats of a game: random, expert, RUN[@CHECKPOINT], BUNDLE, module:attr, or SQL over the "
+    "run's checkpoints; repeatable.",
+    autocompletion=completion.policies,
+)
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
 )

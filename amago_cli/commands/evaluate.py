@@ -9,6 +9,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.options import (
+    OPPONENTS,
     Common,
     EngineOption,
     Environment,
@@ -55,6 +56,7 @@ def evaluate(
         typer.Option("--follow", help="Evaluate each new checkpoint of a run, until its training has ended."),
     ] = False,
     greedy: Greedy = None,
+    opponents: Annotated[list[str] | None, OPPONENTS, Sets("evaluate.opponents")] = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="SQL", help="Play the tasks of the run's trajectories that match."),

@@ -78,6 +78,7 @@ VALUES = {
     "tasks": "success",
     "attempts": "2",
     "label": "expert",
+    "opponents": "random",
     "init": "small",
     "require": "return_mean > 0",
     "video": "1",
