@@ -25,8 +25,8 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, Spaces, zeros
 
 RANDOM = "random"
+MOST_NOISE = 1 << 20  # numbers of one move, so that moves of an episode do not share any
 _SEAT, _GROUP, _MEMBER, _MOVES = 1, 2, 3, 4  # purposes of random draws
-_MOST_NOISE = 1 << 20  # numbers of one move, so that moves of an episode do not share any
 _RESTARTS, _OWN_RESTARTS = 100, 5  # of a game that ends before the agent's first move; with the opponent's own moves
 
 Noise = Callable[[int], np.ndarray]
@@ -337,7 +337,7 @@ class SeatedEnv(EpisodeEnv):
                 self._move(rows, action, failed)
 
     def _noise(self, games: np.ndarray) -> Noise:
-        episodes, first = self.episodes.current[games][:, None], self._moves[games][:, None] * _MOST_NOISE
+        episodes, first = self.episodes.current[games][:, None], self._moves[games][:, None] * MOST_NOISE
         return lambda count: self.draws.uniform(episodes, _MOVES, first + np.arange(count))
 
     def _observe(self, games: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,7 +23,6 @@ from pipelines.rollout.learners import is_learner
 from pipelines.rollout.policies import Acting, Policy, load_policy
 
 Groups = tuple[tuple[str, ...], ...]
-TOURNAMENTS = "tournaments"  # directory of a run
 _COLUMNS = {"update": "count", "time": "number", "elo": "number"}
 _HINT = "give random, expert, RUN[@CHECKPOINT], BUNDLE, module:attr, or SQL: select update from checkpoints ..."
 
@@ -90,10 +89,11 @@ def select_checkpoints(run: Path, text: str, listener: Listener = silent) -> lis
 def read_ratings(run: Path) -> dict[int, float]:
     """Read the Elo of the checkpoints of `run` in the newest tournament that each has played."""
     rated: dict[int, float] = {}
-    if not RunDirectory(run).exists():
+    directory = RunDirectory(run)
+    if not directory.exists():
         return rated
-    identity = RunDirectory(run).identity
-    reports = [read_object(path) or {} for path in (run / TOURNAMENTS).glob("*.json")]
+    identity = directory.identity
+    reports = [read_object(path) or {} for path in directory.tournaments.glob("*.json")]
     for report in sorted(reports, key=lambda report: float(report.get("time") or 0.0)):
         for player in report.get("players", ()):
             update, elo = player.get("update"), player.get("elo")

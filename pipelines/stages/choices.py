@@ -101,11 +101,11 @@ class EnvFacts:
     """What was measured of an environment, in random play.
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
-    (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max` of
-    the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
+    (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max`
+    of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
     standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
-    magnitudes. `one_by_one`: actors are stepped one after
-    another. `step_seconds`: CPU seconds of a step of one actor, resets included.
+    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor,
+    resets included.
     """
 
     name: str

@@ -162,7 +162,7 @@ def _run_chain(
         train = with_window(train, settings.agent, horizon, listener)
         settings = settings.model_copy(update={"train": train})
         if fresh:
-            own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
+            own = ("lake", "offline", "checkpoints", "evaluations", "tournaments", "videos", "export")
             for product in (directory.path / name for name in own):
                 shutil.rmtree(product, ignore_errors=True)
             for name in ("metrics.jsonl", "track.json", "chain.json", progress.NAME, run_report.NAME):
