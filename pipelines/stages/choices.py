@@ -102,8 +102,8 @@ class EnvFacts:
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
     (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max`
-    of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
-    standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
+    of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
+    (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor,
     resets included.
     """
