@@ -180,6 +180,13 @@ Track = Annotated[
     ),
     Sets("track.to"),
 ]
+OPPONENTS = typer.Option(
+    "--opponents",
+    metavar="POLICY|SQL",
+    help="Who plays the other seats of a game: random, expert, RUN[@CHECKPOINT], BUNDLE, module:attr, or SQL over the "
+    "run's checkpoints; repeatable.",
+    autocompletion=completion.policies,
+)
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
 )
@@ -197,8 +204,8 @@ Init = Annotated[
     typer.Option(
         "--init",
         metavar="POLICY",
-        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle, zoo:NAME, hf://ORG/NAME, or "
-        "amago:PATH, the policy_epoch_N.pt of AMAGO.",
+        help="Begin a new run with the weights of another: RUN[@CHECKPOINT], a policy bundle, zoo:NAME, hf://ORG/NAME, "
+        "or amago:PATH, the policy_epoch_N.pt of AMAGO.",
         autocompletion=completion.runs,
     ),
     Sets("init.source"),

@@ -9,6 +9,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.options import (
+    OPPONENTS,
     Collectors,
     Common,
     EngineOption,
@@ -119,6 +120,7 @@ def collect(
         ),
         Sets("collect.label"),
     ] = None,
+    opponents: Annotated[list[str] | None, OPPONENTS, Sets("collect.opponents")] = None,
     follow: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +157,9 @@ def collect(
     --follow RUN acts with the newest checkpoint of a run that is being trained, in another process or on another
     machine; until there is one it acts at random. The trainer runs `amago train --follow`. Without a shared disk, give
     the lake: a training publishes its policy in a lake in an object store (`train.publish`).
+
+    --opponents plays the other seats of a game, e.g. --opponents 'select update from checkpoints order by update desc
+    limit 8' earlier versions of the agent; without it they are played at random.
 
     --collectors N plays in N processes, each with --actors of its own and its share of the steps; one that dies is
     started again. --engine ray plays them on a Ray cluster.
@@ -202,6 +207,7 @@ def collect(
         "--copies": copies,
         "--policy": policy,
         "--label": label,
+        "--opponents": opponents,
         "--follow": follow,
         "--epsilon": epsilon,
         "--explore": explore,

@@ -9,6 +9,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.options import (
+    OPPONENTS,
     Common,
     EngineOption,
     Environment,
@@ -34,7 +35,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|BUNDLE",
-            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, zoo:NAME, hf://ORG/NAME or amago:PATH.",
+            help="A run, e.g. runs/quickstart; an exported policy, zoo:NAME, hf://ORG/NAME or amago:PATH.",
             autocompletion=completion.runs_and_bundles,
         ),
     ],
@@ -55,11 +56,18 @@ def evaluate(
         typer.Option("--follow", help="Evaluate each new checkpoint of a run, until its training has ended."),
     ] = False,
     greedy: Greedy = None,
+    opponents: Annotated[list[str] | None, OPPONENTS, Sets("evaluate.opponents")] = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="SQL", help="Play the tasks of the run's trajectories that match."),
         Sets("evaluate.tasks"),
     ] = None,
+    tournament: Annotated[
+        bool,
+        typer.Option(
+            "--tournament", help="Play a game's policy and --opponents against each other, and rate them by Elo."
+        ),
+    ] = False,
     require: Annotated[
         str | None,
         typer.Option("--require", metavar="GATE", help="Exit 5 unless this holds, e.g. 'return_mean >= 0.9'."),
@@ -106,6 +114,9 @@ def evaluate(
     --follow evaluates the newest checkpoint of a run that another process trains, whenever there is another, and ends
     with the training; --require and --video apply to the last one.
 
+    --tournament plays RUN and all --opponents against each other, --episodes games in each pairing, in all seats. It
+    rates them by Elo with 95% intervals: maximum likelihood, a draw is half a win.
+
     --video N plays the first N episodes once more and writes them as MP4, or as GIF without the extra `video`.
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
@@ -128,8 +139,10 @@ def evaluate(
     refuse_unused("evaluate", request.keys)
     is_file = source.startswith(AMAGO)
     packed = None if is_run(run) or is_file else find_bundle(source)
-    if is_file and (follow or checkpoint is not None or form is not None):
-        raise UsageError(f"'{source}' is one policy", hint="leave out --follow, --checkpoint and --form")
+    if tournament and (follow or form is not None):
+        raise UsageError("--tournament does not go with --follow or --form", hint="leave out one of them")
+    if is_file and (follow or checkpoint is not None or form is not None or tournament):
+        raise UsageError(f"'{source}' is one policy", hint="leave out --follow, --checkpoint, --form and --tournament")
     if is_file:
         common.concerns()
         settings = resolve_checked({})
@@ -148,10 +161,15 @@ def evaluate(
 
         common.concerns()
         settings, form = resolve_checked(early_checks.bundle_document(packed)), form or early_checks.WEIGHTS
-        early_checks.refuse_run_settings(settings, packed, form=form, to=to)
+        if not tournament:
+            early_checks.refuse_run_settings(settings, packed, form=form, to=to)
         if common.dry_run:
             return preview(common, settings, writes={"evaluation": to} if to else {})
         with common.listening() as listener:
+            if tournament:
+                from pipelines.stages import tournament as tournaments
+
+                return tournaments.run(settings, source=source, directory=None, to=to, listener=listener)
             from pipelines.stages.evaluate import run_bundle
 
             return run_bundle(
@@ -167,13 +185,22 @@ def evaluate(
     if form is not None:
         raise UsageError(f"--form chooses a form of a bundle, and '{run}' is a run", hint="see amago export --format")
     settings = resolve_checked(directory.load_document())
+    if tournament and to is not None:
+        raise UsageError("--to is for a bundle; a run keeps its tournaments itself", hint="leave it out")
     if to is not None and not settings.evaluate.video:
         raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:
-        return preview(common, settings, writes={"evaluation": directory.evaluations})
+        return preview(
+            common, settings, writes={"evaluation": directory.tournaments if tournament else directory.evaluations}
+        )
     if not follow:
         locate_checkpoint(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
     with common.listening() as listener:
+        if tournament:
+            from pipelines.stages import tournament as tournaments
+
+            name = f"{source}@{settings.evaluate.checkpoint}"
+            return tournaments.run(settings, source=name, directory=directory, listener=listener)
         from pipelines.stages import evaluate as stages
 
         if follow:

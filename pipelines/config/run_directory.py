@@ -87,6 +87,7 @@ class RunDirectory:
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
+        self.tournaments = self.path / "tournaments"
         self.videos = self.path / "videos"
         self.track_path = self.path / "track.json"
         self.lake = self.path / "lake"

@@ -36,6 +36,7 @@ def _wrap_text(given: Any) -> Any:
     return (given,) if isinstance(given, str) else given
 
 
+_Names = Annotated[tuple[str, ...], BeforeValidator(_wrap_text)]
 _Tasks = tuple[str, ...] | Annotated[int, Field(ge=1, le=65_536)]
 
 
@@ -274,6 +275,11 @@ class CollectSettings(SettingsModel):
     label: Annotated[str, BEHAVIOUR] = ""
     """Policy whose action at every step is stored as its label, for `agent.target = "label"`: `expert`,
     `RUN[@CHECKPOINT]`, `BUNDLE` or `module:attr`. It sees what the acting policy does. Empty: no labels."""
+    opponents: Annotated[_Names, BEHAVIOUR] = ()
+    """Who plays the other seats of a game, one of these in each episode, with equal shares: `random`, `expert`,
+    `RUN[@CHECKPOINT]`, `BUNDLE`, `module:attr`, or SQL over the table `checkpoints` (`update`, `time`, `elo`) of the
+    run that collects, such as `select update from checkpoints order by update desc limit 8`, which is asked again in
+    every `collect` stage of a chain. Empty: `random`."""
     learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
     """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
@@ -507,6 +513,8 @@ class EvaluateSettings(SettingsModel):
     """Point `checkpoints/best`, which is always kept, at the evaluated checkpoint when it beats the best so far.
     `auto`: in a chain, whenever the newest checkpoint is evaluated; the last update is then evaluated twice, also on
     tasks for testing."""
+    opponents: _Names = ()
+    """Who plays the other seats of a game, as `collect.opponents`. Empty: `random`."""
     reference: str = "auto"
     """Task of D4RL by which returns are normalised, e.g. `hopper`; `auto`: by the environment's name; `none`."""
     best_by: str = "return_mean"

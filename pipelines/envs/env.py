@@ -11,14 +11,17 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.errors import AmagoError, InputMissing, StageFailed
+from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
+
+if TYPE_CHECKING:
+    from pipelines.envs.seats import Opponent, Opponents
 
 Observation = Mapping[str, np.ndarray]
 
@@ -46,7 +49,9 @@ class EnvSpec:
     episode (None: their number varies). `has_success`: attempts succeed or fail. `random_*` and `optimal_*`:
     exact expectations of uniformly random actions and of the best policy that sees only observations, by
     attempt or in episode return; None where they are not known exactly. `achievements`: what an episode may achieve,
-    by name (see `Env.achieved`). `score`: how papers normalise its returns.
+    by name (see `Env.achieved`). `score`: how papers normalise its returns. `seats`: names of the seats of a game, one
+    of which the agent plays (see `envs.seats`); empty where nobody else plays. `action_mask`: the observation column
+    that says which choices are legal, for `agent.action_mask`; "" where there is none.
     """
 
     name: str
@@ -62,6 +67,8 @@ class EnvSpec:
     optimal_success: tuple[float, ...] | None = None
     achievements: tuple[str, ...] = ()
     score: Score | None = None
+    seats: tuple[str, ...] = ()
+    action_mask: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,25 @@ class Env(ABC):
     def achieved(self, indices: np.ndarray) -> np.ndarray:
         """Return which of `spec.achievements` the current episodes of the actors `indices` (m,) have: (m, K) bool."""
         return np.zeros((len(indices), len(self.spec.achievements)), dtype=bool)
+
+    def play_against(self, opponents: Opponents) -> None:
+        """Have `opponents` play the other seats in episodes that begin from now on. UsageError if there are none."""
+        raise UsageError(
+            f"environment '{self.spec.name}' has a single seat, so it takes no opponents",
+            hint="leave out opponents; docs/games.md lists environments with several seats",
+        )
+
+    def make_rule_opponent(self, name: str) -> Opponent | None:
+        """Make the opponent called "random", or "expert" if the game has one; None for any other name."""
+        return None
+
+    def opponents(self, indices: np.ndarray) -> list[str]:
+        """Return the names of the opponents in the episodes of the actors `indices`; "" where nobody else plays."""
+        return [""] * len(indices)
+
+    def outcomes(self, indices: np.ndarray) -> np.ndarray:
+        """Return how the games of the actors `indices` (m,) stand: 1 won, 0.5 drawn, 0 lost."""
+        return np.zeros(len(indices))
 
     def play_only(self, tasks: Sequence[str]) -> None:
         """Play these tasks, named as `tasks` names them, in turn: episode k plays number k modulo their number. Call

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, StepResult, Trial, try_call
+from pipelines.envs.seats import Opponent, Opponents
 
 
 class Repeated(Env):
@@ -79,6 +80,18 @@ class Repeated(Env):
 
     def achieved(self, indices: np.ndarray) -> np.ndarray:
         return self._env.achieved(indices)
+
+    def play_against(self, opponents: Opponents) -> None:
+        self._env.play_against(opponents)
+
+    def make_rule_opponent(self, name: str) -> Opponent | None:
+        return self._env.make_rule_opponent(name)
+
+    def opponents(self, indices: np.ndarray) -> list[str]:
+        return self._env.opponents(indices)
+
+    def outcomes(self, indices: np.ndarray) -> np.ndarray:
+        return self._env.outcomes(indices)
 
     def play_only(self, tasks: Sequence[str]) -> None:
         self._env.play_only(tasks)

@@ -95,6 +95,34 @@ class GridScene:
         return firsts[0], firsts[1], counts[0], counts[1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LetterScene:
+    """Cells of a board as one letter each, in rows; "." is an empty one. X and O are drawn, other letters written."""
+
+    rows: Sequence[str]
+
+    def text(self) -> str:
+        return "\n".join(self.rows)
+
+    def picture(self) -> np.ndarray:
+        side = int(np.clip(WIDTH // max(len(self.rows), len(self.rows[0])), *_SIDES))
+        canvas = Canvas(len(self.rows) * side, len(self.rows[0]) * side, PALE)
+        for row, line in enumerate(self.rows):
+            for column, letter in enumerate(line):
+                tile = _Tile(canvas, side, column * side, row * side)
+                tile.floor()
+                x, y = (column + 0.5) * side, (row + 0.5) * side
+                width = max(side * 0.09, 1)
+                if letter == "X":
+                    for slope in (-0.26 * side, 0.26 * side):
+                        canvas.line(x - 0.26 * side, y - slope, x + 0.26 * side, y + slope, width, BLUE)
+                elif letter == "O":
+                    canvas.ring(x, y, side * 0.3, width, AMBER)
+                elif letter != ".":
+                    canvas.text(letter, x, y, INK, scale=max(round(side / 16), 1), middle=True)
+        return canvas.pixels
+
+
 @lru_cache(maxsize=512)
 def _draw_tile(name: str, side: int) -> np.ndarray:
     tile = _Tile(Canvas(side, side, PAPER), side)

@@ -76,6 +76,11 @@ def compute_metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool 
         "per_attempt": [],
         **compute_published(results, seed=seed),
     }
+    if results.outcomes is not None:
+        found |= {
+            "draw_mean": float((results.outcomes == 0.5).mean()),
+            "loss_mean": float((results.outcomes == 0).mean()),
+        }
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())
         found["success_ci95"] = list(bootstrap_ci(results.success, seed=seed))
@@ -105,6 +110,7 @@ def make_example(spec: EnvSpec) -> dict[str, Any]:
         tasks=("",),
         seconds=0.0,
         achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
+        outcomes=np.zeros(1) if spec.seats else None,
     )
     names = () if spec.score is None else _name_scores(spec.score)[:3]
     return compute_metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else 0.0 for name in names}

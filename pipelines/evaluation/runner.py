@@ -30,7 +30,7 @@ class EpisodeResults:
 
     `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished.
     `attempt_returns` (E, A): their returns, also of tasks without success. `achieved` (E, K) bool: which of the
-    environment's achievements each episode had.
+    environment's achievements each episode had. `outcomes` (E,) of games: 1 won, 0.5 drawn, 0 lost.
     """
 
     spec: EnvSpec
@@ -42,6 +42,7 @@ class EpisodeResults:
     seconds: float
     attempt_returns: np.ndarray | None = None
     achieved: np.ndarray | None = None
+    outcomes: np.ndarray | None = None
 
     @property
     def episodes(self) -> int:
@@ -131,4 +132,5 @@ def join_results(spec: EnvSpec, played: Iterable[Episode], seconds: float) -> Ep
         tasks=tuple(episode.task for episode in ordered),
         seconds=seconds,
         achieved=np.stack([episode.achieved for episode in ordered]) if spec.achievements else None,
+        outcomes=np.array([episode.outcome for episode in ordered]) if spec.seats else None,
     )

@@ -7,6 +7,7 @@
     behaviour   its policy and exploration; null for `amago run`, whose run directory says more
     started     when its first process started (seconds since the epoch)
     policies    policy id -> the run directory it came from ({"path", "absolute"}), null if it did not come from a run
+    opponents   of a game: opponent -> the run directory it came from, likewise
     processes   {"host", "pid", "argv", "started", "versions"} of its processes, the newest last
 
 These files only describe where data came from; the lake can be read without them.
@@ -20,7 +21,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -70,6 +71,7 @@ class _CollectorRecord(Form):
     seed: int | None = None
     started: float | None = None
     policies: dict[str, _RunPlace | None] = Field(default_factory=dict)
+    opponents: dict[str, _RunPlace | None] = Field(default_factory=dict)
     processes: list[_ProcessRecord] = Field(default_factory=list)
 
 
@@ -101,13 +103,18 @@ def register(
 
 
 def add_policy(
-    lake: Lake, record: Mapping[str, Any], policy_id: str, run: Mapping[str, Any] | None
+    lake: Lake,
+    record: Mapping[str, Any],
+    policy_id: str,
+    run: Mapping[str, Any] | None,
+    *,
+    among: Literal["policies", "opponents"] = "policies",
 ) -> Mapping[str, Any]:
-    """Record that a policy acts for the collector of `record`; returns the new record."""
-    policies = record.get("policies", {})
-    if policy_id in policies and policies[policy_id] == run:
+    """Record that a policy acts for the collector of `record`, or against it; returns the new record."""
+    known = record.get(among, {})
+    if policy_id in known and known[policy_id] == run:
         return record
-    return write(lake, {**record, "policies": {**policies, policy_id: run}})
+    return write(lake, {**record, among: {**known, policy_id: run}})
 
 
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ N actors, T time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,15 +138,21 @@ class AgentPolicy:
         prev_action: np.ndarray,
         prev_reward: np.ndarray,
         time: np.ndarray,
+        noise: Callable[[int], np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Act for the distinct `actors` (B,) alone: as `act`, with B values. The memories of others stay."""
+        """Act for the distinct `actors` (B,) alone: as `act`, with B values. The memories of others stay. `noise` draws
+        the numbers (B, count) in [0, 1) that choose, in place of the policy's own generator."""
         memory: Any = self._memories[0]
         with memory.at(self._tensor(actors)) as chosen:
             params_BP, legal = self.parameters(observation, prev_action, prev_reward, time, memory=chosen)
         if self.greedy:
             features_BF = self._policy.mode(params_BP, legal)
         else:
-            noise_BZ = torch.rand(len(actors), self._policy.noise_size, generator=self._generator)
+            size = self._policy.noise_size
+            if noise is None:
+                noise_BZ = torch.rand(len(actors), size, generator=self._generator)
+            else:  # rounded down, as a float32 of nearly 1 would be 1
+                noise_BZ = self._tensor(np.floor(noise(size) * 2**24) / 2**24).float()
             features_BF = self._policy.sample(params_BP, noise_BZ.to(self.device), legal)
         return self._policy.to_stored(features_BF).cpu().numpy()
 

@@ -16,6 +16,7 @@ import torch
 from pipelines.config.settings import LakeSettings
 from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec
 from pipelines.envs.legal import LegalActions
+from pipelines.envs.seats import Opponents
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.log import read_log
@@ -28,6 +29,7 @@ from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.learners import replay_histories
+from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, make_labeller
 from pipelines.rollout.policies import Acting
 from pipelines.rollout.rollout import Recording, Rollout
@@ -131,6 +133,14 @@ class LakeSink:
             source = None if acting.run is None else collectors.place(acting.run)
             self._entry = collectors.add_policy(lake, self._entry, acting.policy_id, source)
 
+    def add_opponents(self, opponents: Opponents) -> None:
+        """Record who plays the other seats, and where they came from, once per opponent."""
+        lake, _ = self.open()
+        for each in opponents.members:
+            run = each.acting.run if isinstance(each, PolicyOpponent) else None
+            source = None if run is None else collectors.place(run)
+            self._entry = collectors.add_policy(lake, self._entry, each.name, source, among="opponents")
+
     def seal(self) -> None:
         """Make everything stored so far visible to readers."""
         if self._opened is not None:
@@ -167,6 +177,7 @@ class Collector:
 
     def __init__(self, plan: CollectionPlan, *, begin: Begin | None = None, listener: Listener = silent) -> None:
         self._plan, self._begin, self._unfinished = plan, begin, 0
+        self._played_against = Opponents(groups=())
         existing = None if plan.replace or plan.before is not None else Lake.find(plan.place)
         # Counting may take a query of the lake's index, so several collectors are given what their driver has counted.
         counted = count_stored_steps(existing, plan.name) if existing else 0
@@ -180,6 +191,8 @@ class Collector:
             self.sink = LakeSink(plan, spec, existing=existing)
             self.exploration = plan.make_exploration(spec, seed=seeds.exploration, before=self.before)
             self._acting, self._follower = plan.make_policy(self.env, seed=seeds.policy, listener=listener)
+            self._opponents = OpponentLoader(self.env, seed=seeds.policy, action_mask=plan.settings.agent.action_mask)
+            self._seat_opponents(listener)
             self._cutting = plan.choose_cutting(spec.horizon)
             self._restrict_exploration()
             self.rollout = Rollout(
@@ -217,6 +230,13 @@ class Collector:
         finally:
             self.env.close()
             self.sink.__exit__(kind, error, trace)
+
+    def _seat_opponents(self, listener: Listener) -> None:
+        """Have the opponents that the settings name now play in episodes that begin from now on."""
+        if groups := self._plan.name_opponents(listener):
+            opponents = self._opponents.load(groups)
+            self.env.play_against(opponents)
+            self._played_against = opponents
 
     def _restrict_exploration(self) -> None:
         """Restrict exploration to the action mask that the settings name, or else the policy's."""
@@ -270,6 +290,9 @@ class Collector:
         is_first = not self.sink.is_open
         _, writer = self.sink.open()
         self.sink.add_policy(self._acting)
+        if not is_first:
+            self._seat_opponents(listener)
+        self.sink.add_opponents(self._played_against)
         self.rollout.collector = self.sink.name
         already = self.steps
         if is_first:

@@ -283,6 +283,8 @@ def workers(
     if (cores < 2 or actors < 2) and not is_users(env.name or ""):
         return 0
     with contextlib.closing(_candidate(env, limit, listener)) as tried:
+        if tried.spec.seats:  # opponents act in this process
+            return 0
         seen = tried.try_out()
     if seen and seen.death:  # reported by the workers
         return min(cores, actors)

@@ -27,7 +27,7 @@ _LARGE = 1 << 20  # larger batches are not copied again to be combined
 class Episode:
     """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last attempt. `attempts`:
     success of each attempt, `attempt_returns` its sum of rewards. `achieved`: bool for each of the environment's
-    achievements."""
+    achievements. `outcome` of a game of several seats: 1 won, 0.5 drawn, 0 lost (see `Env.outcomes`)."""
 
     actor: int
     number: int
@@ -38,6 +38,7 @@ class Episode:
     attempts: tuple[bool, ...]
     attempt_returns: tuple[float, ...] = ()
     achieved: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    outcome: float | None = None
 
 
 @dataclass(kw_only=True)

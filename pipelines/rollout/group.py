@@ -19,6 +19,7 @@ from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
 
 _FIRST_ROWS = 1024
 _LEAST_ROWS = 64
+OPPONENT = "opponent"  # tag of an episode of a game: who played the other seats
 _MOMENT_MS = 1_000  # between two checks of the waiting time
 
 
@@ -242,6 +243,7 @@ class ActorGroup:
         if unfinished:
             return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
         achieved = self.env.achieved(actors) if summarised else np.zeros((0, 0), dtype=bool)
+        standings = self.env.outcomes(actors).tolist() if spec.seats else [None] * len(actors)
         episodes = tuple(
             Episode(
                 actor=self.place.start + actor,
@@ -255,6 +257,7 @@ class ActorGroup:
                 if spec.num_attempts != 1
                 else (),
                 achieved=achieved[i],
+                outcome=standings[i],
             )
             for i, actor in enumerate(actors.tolist() if summarised else ())
         )
@@ -311,6 +314,8 @@ class ActorGroup:
                 for actor, task in zip(numbers, tasks, strict=True)
             ]
             each |= {"history": own, "history_index": self.history_index[actors].tolist()}
+        if spec.seats:
+            each |= {"tags": [{**shared.tags, OPPONENT: name} for name in self.env.opponents(actors)]}
         names = [self._names[actor] for actor in numbers]
         if any(names):
             first = (self.time[actors] - lengths).tolist()

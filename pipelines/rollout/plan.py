@@ -7,7 +7,7 @@ to those of other processes, each with its share.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -38,6 +38,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.learners import is_learner, make_learner
+from pipelines.rollout.opponents import Groups, OpponentLoader, name_opponents, refuse_workers
 from pipelines.rollout.policies import Acting, Policy, load_policy, trained
 from pipelines.rollout.rollout import Cutting
 
@@ -164,10 +165,12 @@ class CollectionPlan:
             timeout_seconds=self.settings.collect.env_timeout_seconds,
             listener=listener,
         )
-        if not tasks:
-            return made
         with contextlib.ExitStack() as stack:
             stack.callback(made.close)
+            refuse_workers(made, workers)
+            if not tasks:
+                stack.pop_all()
+                return made
             try:  # actor i plays episodes i, i + actors, ...: always task i modulo their number
                 made.play_only(tasks)
             except InputMissing as error:
@@ -221,6 +224,10 @@ class CollectionPlan:
         )
         return follower.first(), follower
 
+    def name_opponents(self, listener: Listener) -> Groups:
+        """Name the opponents as of now; none where the settings name none."""
+        return name_opponents(self.settings.collect.opponents, None if self.run is None else self.run.path, listener)
+
     def make_schema(self, spaces: Spaces) -> Schema:
         """Make the schema of what is stored."""
         return Schema(spaces, labelled=bool(self.settings.collect.label))
@@ -257,7 +264,8 @@ class PolicyForm(Protocol):
 class EvaluationPlan:
     """An evaluation: the tasks that are played, and the policy that plays them, a checkpoint or the `form` of a bundle.
 
-    `tasks` are played in turn; without any, each kind of task is played equally often. `place`: the actors of this
+    `tasks` are played in turn; without any, each kind of task is played equally often. `opponents` play the other seats
+    (see `rollout.opponents`; none: random play). `place`: the actors of this
     process, if it is one of `sharers` that play together (None: all actors). An actor's tasks and the samples of its
     policy do not depend on the process that plays the others.
     """
@@ -265,6 +273,7 @@ class EvaluationPlan:
     settings: Settings
     checkpoint: Checkpoint
     tasks: tuple[str, ...] = ()
+    opponents: Groups = ()
     form: PolicyForm | None = None
     place: slice | None = None
     sharers: int = 1
@@ -291,24 +300,38 @@ class EvaluationPlan:
         """Make the environments of these actors."""
         settings, place = self.settings, self.place or slice(0, self.total)
         actors = place.stop - place.start
-        return make_evaluation_env(
+        count = workers(settings.env, settings.collect, actors=actors, together=self.sharers)
+        made = make_evaluation_env(
             settings.env,
             self.wanted,
             actors=actors,
             tasks=self.tasks,
-            workers=workers(settings.env, settings.collect, actors=actors, together=self.sharers),
+            workers=count,
             timeout_seconds=settings.collect.env_timeout_seconds,
             offset=place.start,
             total=self.total,
             listener=listener,
         )
+        return self._seat_opponents(made, count)
+
+    def _seat_opponents(self, env: Env, workers: int) -> Env:
+        """Have the opponents play in `env`, which is closed if they cannot."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(env.close)
+            refuse_workers(env, workers)
+            if self.opponents:
+                loader = OpponentLoader(env, seed=self.wanted.seed, action_mask=self.settings.agent.action_mask)
+                env.play_against(loader.load(self.opponents))
+            stack.pop_all()
+        return env
 
     def make_drawn_env(self, listener: Listener, *, actors: int | None = None) -> Env:
         """Make environments in this process, to be drawn; as many actors as are evaluated play the same episodes."""
         count = self.total if actors is None else actors
-        return make_evaluation_env(
+        made = make_evaluation_env(
             self.settings.env, self.wanted, actors=count, tasks=self.tasks, drawn=True, listener=listener
         )
+        return self._seat_opponents(made, 0)
 
     def make_policy(self, env: Env) -> Acting:
         """Make the policy for the actors of `env`."""
@@ -329,6 +352,16 @@ def make_labeller(settings: Settings, env: Env, *, seed: int) -> Policy | None:
         hint = "give expert, RUN[@CHECKPOINT], BUNDLE or module:attr"
         raise UsageError(f"collect.label = '{name}': a learner does not learn from what others do", hint=hint)
     return load_policy(name, env, seed=seed, greedy=True, action_mask=settings.agent.action_mask).policy
+
+
+def require_opponents(
+    settings: Settings, names: Iterable[Sequence[str]], env: Env, run: Path, listener: Listener
+) -> None:
+    """Raise UsageError or InputMissing unless each of the lists `names` names opponents that can play in `env`."""
+    loader = OpponentLoader(env, seed=0, action_mask=settings.agent.action_mask)
+    for each in names:
+        if each:
+            loader.load(name_opponents(each, run, listener))
 
 
 def draw_seeds(seed: int, position: int, *, count: int = 3, number: int | None = None) -> list[int]:
@@ -364,6 +397,7 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
         "greedy": wanted.greedy,
         **({"tasks": list(wanted.tasks), "copies": wanted.copies} if wanted.tasks else {}),
         **({"label": _describe_policy(wanted.label)} if wanted.label else {}),
+        **({"opponents": [_describe_policy(name) for name in wanted.opponents]} if wanted.opponents else {}),
         **({"learner": wanted.learner.model_dump(mode="json")} if is_learner(policy) else {}),
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
         "action_mask": settings.agent.action_mask,

@@ -102,11 +102,11 @@ class EnvFacts:
     """What was measured of an environment, in random play.
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
-    (None: unknown); `length_mean`, `length_min` and `length_max` of the episodes seen, or of those in progress if none
-    ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and `success_mean` are over them
-    (None: none ended). `observation_max`, `reward_max`: largest magnitudes; `observation_min`: of the number
-    observed that has the smallest one (0: none is known). `one_by_one`: actors are stepped one after another.
-    `step_seconds`: CPU seconds of a step of one actor, resets included.
+    (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max`
+    of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
+    (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
+    magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known). `one_by_one`:
+    actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str
@@ -118,6 +118,7 @@ class EnvFacts:
     horizon: int | None = None
     num_attempts: int | None = 1
     has_success: bool = False
+    action_mask: str = ""
     one_by_one: bool = True
     episodes: int = 0
     length_mean: float = 0.0
@@ -339,6 +340,8 @@ class Choices:
             reason = f"one of the numbers observed is up to {facts.observation_min:.3g} only"
         self.choose("agent.timestep.normalize", is_faint or not is_small, reason)
         self.choose("agent.timestep.symlog", facts.observation_max > BOUNDED_OBSERVATION, largest)
+        if facts.action_mask:
+            self.choose("agent.action_mask", facts.action_mask, "it says which actions are legal")
 
     def _choose_actors(self) -> None:
         facts = self.facts

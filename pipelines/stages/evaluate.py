@@ -38,6 +38,7 @@ from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.environment import make_evaluation_env
 from pipelines.rollout.episodes import Episode
+from pipelines.rollout.opponents import name_opponents
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.rollout.policies import load_trained
 from pipelines.runs.evaluations import name_mode
@@ -116,7 +117,8 @@ def run(
     with track_run(trackers, directory, settings.document(), listener, videos=archive.videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
         tasks = _find_tasks(wanted, settings.env.name, directory, listener)
-        plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks))
+        opponents = name_opponents(wanted.opponents, run, listener)
+        plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks), opponents=opponents)
         return archive.evaluate(plan, in_chain=in_chain, both_ways=both_ways, listener=listener)
 
 
@@ -175,7 +177,8 @@ def run_bundle(
 
         file = FormFile.read(found, form, trust=trusted)
     archive = _Archive(to=to, videos=to or Path(), facts={"bundle": found.record["checksum"], "form": form})
-    plan = EvaluationPlan(settings=settings, checkpoint=found, form=file)
+    opponents = name_opponents(settings.evaluate.opponents, None, listener)
+    plan = EvaluationPlan(settings=settings, checkpoint=found, opponents=opponents, form=file)
     return archive.evaluate(plan, listener=listener)
 
 
@@ -214,6 +217,10 @@ class _Archive:
         }
         if plan.tasks:
             content["tasks"] = list(plan.tasks)
+        if not plan.wanted.opponents:  # as it was before there were games
+            del content["evaluate"]["opponents"]
+        else:  # the checkpoints that they are now
+            content["opponents"] = [list(group) for group in plan.opponents]
         content |= self.facts
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 

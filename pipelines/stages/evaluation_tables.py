@@ -50,6 +50,8 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     rows = _list_scores(figures)
     if "normalized_score" in figures:
         rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
+    outcomes = (("draws", "draw_mean"), ("losses", "loss_mean"))
+    rows += [[name, figures[key], None, None] for name, key in outcomes if key in figures]
     if "achievement_score" in figures:
         rows.append(["achievement score", figures["achievement_score"], None, None])
     for key in figures:  # normalised scores of `evaluation.adaptation`

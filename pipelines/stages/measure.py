@@ -62,7 +62,8 @@ def measure_env(
         make_env(env, actors=actors, seed=seed, workers=processes, timeout_seconds=limit, listener=listener)
     ) as played:
         spec = played.spec
-        probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
+        mask = action_mask or spec.action_mask
+        probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
         rollout = Rollout(
             played, probe, on_episode=(seen := _PlayedEpisodes(actors)).note, on_env_error=collect.on_env_error
@@ -82,6 +83,7 @@ def measure_env(
         horizon=spec.horizon,
         num_attempts=spec.num_attempts,
         has_success=spec.has_success,
+        action_mask=spec.action_mask,
         one_by_one=one_by_one,
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(lengths))),

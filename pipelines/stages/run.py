@@ -39,7 +39,8 @@ from pipelines.report import run_report
 from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
-from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy, make_labeller
+from pipelines.rollout.opponents import is_sql
+from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy, make_labeller, require_opponents
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
@@ -151,14 +152,17 @@ def _run_chain(
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
                 make_labeller(settings, env, seed=0)
-                for evaluating in {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}:
+                evaluations = {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}
+                others = {settings.collect.opponents, *(evaluating.opponents for evaluating in evaluations)}
+                require_opponents(settings, others, env, run, listener)
+                for evaluating in evaluations:
                     evaluate.require_metrics(settings.env, evaluating, env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         train = with_window(train, settings.agent, horizon, listener)
         settings = settings.model_copy(update={"train": train})
         if fresh:
-            own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
+            own = ("lake", "offline", "checkpoints", "evaluations", "tournaments", "videos", "export")
             for product in (directory.path / name for name in own):
                 shutil.rmtree(product, ignore_errors=True)
             for name in ("metrics.jsonl", "track.json", "chain.json", progress.NAME, run_report.NAME):
@@ -260,6 +264,8 @@ class ChainRunner:
         wanted = step.settings.collect
         if self._steps() >= step.target:
             return
+        if any(map(is_sql, wanted.opponents)):  # among checkpoints, of which the newest is the agent that acts
+            self._training(listener).save()
         several = wanted.collectors > 1
         policy: MakePolicy | None = partial(self._make_policy, wanted, listener)
         if self._collector is None:

@@ -113,7 +113,8 @@ class Trainer:
 
     def _hold_near_reference(self) -> None:
         """Load `agent.reference`. InputMissing if it was trained for other spaces."""
-        found, learner = load_trained(self.settings.agent.reference), self.learner
+        learner = self.learner
+        found = load_trained(self.settings.agent.reference, spaces=learner.spaces)
         with found.checkpoint.understood():
             theirs = Spaces.from_json(found.checkpoint.record["spaces"])
         if theirs != learner.spaces:

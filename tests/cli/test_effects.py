@@ -44,7 +44,7 @@ MODES: dict[str, tuple[object, ...]] = {
 STAGES = (collect.run, ingest.run, relabel.run, train.run, evaluate.run, evaluate.run_bundle)
 STAGES += (export.run, export.of_bundle, export.dataset)
 # Options whose effect is not a setting: places, whether to start over, and the form of the answer.
-NO_SETTINGS = {"run", "lake", "from_lake", "source", "fresh", "add", "to", "form"}
+NO_SETTINGS = {"run", "lake", "from_lake", "source", "fresh", "add", "to", "form", "tournament"}
 COMMON = {"config", "assignments", "output", "dry_run", "trust", "quiet", "verbose"}
 VALUES = {
     "env": "gym:Acrobot-v1",
@@ -78,6 +78,7 @@ VALUES = {
     "tasks": "success",
     "attempts": "2",
     "label": "expert",
+    "opponents": "random",
     "init": "small",
     "require": "return_mean > 0",
     "video": "1",

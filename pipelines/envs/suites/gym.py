@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from pipelines.envs.constructor import Parameter, list_parameters, refuse_wrong_
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv, first_sentence
 from pipelines.envs.spec import MAX_LENGTH
+from pipelines.envs.suites.pettingzoo import is_pettingzoo, seat
 from pipelines.envs.task_env import Attempts, TaskEnv
 from pipelines.envs.vector_env import BatchedEnv, is_vector
 from pipelines.errors import InputMissing, UsageError
@@ -50,6 +52,8 @@ class _GymnasiumSettings(SettingsModel):
     success_key: str | None = None
     """Key of `info` that says, in an episode's last step, whether the task was solved."""
 
+    seat: str | None = None
+    """Agent of a PettingZoo environment that is played; unset: drawn for every episode."""
     max_length: int = Field(MAX_LENGTH, ge=1)
     """Room for the numbers of a Sequence, or the characters of a text whose space sets no limit; more is an error."""
 
@@ -84,6 +88,8 @@ class Gymnasium:
 
     @classmethod
     def _make_registered(cls, name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
+        if settings.seat is not None:
+            raise UsageError(f"env.seat: environment '{label}' has a single seat", hint="leave it out")
         extra, installed = cls.find_requirement(name)
         if not installed:
             raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
@@ -133,6 +139,13 @@ class Gymnasium:
                 max_length=settings.max_length,
                 **which,
             )
+
+        if "pettingzoo" in sys.modules and not (isinstance(target, type) and issubclass(target, gymnasium.Env)):
+            first = target(**kwargs)  # only what a factory returns shows its interface
+            if is_pettingzoo(first):
+                return seat(label, lambda: target(**kwargs), settings, **which)
+        if settings.seat is not None:
+            raise UsageError(f"env.seat: environment '{label}' has a single seat", hint="leave it out")
 
         def make_one() -> gymnasium.Env:
             env = target(**kwargs)
