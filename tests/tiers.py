@@ -1,6 +1,7 @@
-"""How much a test tries: fewer examples, trials and cases in the quick tier than in CI; see CONTRIBUTING.md.
+"""How much a test tries: few examples, trials and cases in the quick tier, more before a change lands, all at night;
+see CONTRIBUTING.md.
 
-The profile `dev` of Hypothesis is the default; `--hypothesis-profile=ci` selects the other one.
+The profile `dev` of Hypothesis is the default; `--hypothesis-profile=ci` and `night` select the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,17 +12,19 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("dev", max_examples=10, deadline=None)
-settings.register_profile("ci", deadline=None, print_blob=True)
+for _name in ("ci", "night"):
+    settings.register_profile(_name, deadline=None, print_blob=True)
 settings.load_profile("dev")  # until pytest's option loads another
 
 
 def trials(count: int, quick: int = 10) -> int:
-    """Return `count`, or at most `quick` in the profile `dev`."""
-    return min(count, quick) if settings.get_current_profile_name() == "dev" else count
+    """Return `count`; at most `quick` in the profile `dev`, and a third of it, though not less, in the profile `ci`."""
+    profile = settings.get_current_profile_name()
+    return {"dev": min(count, quick), "ci": min(count, max(quick, -(-count // 3)))}.get(profile, count)
 
 
 def examples(count: int) -> settings:
-    """Return the settings of a property that CI tries `count` times."""
+    """Return the settings of a property that is tried `count` times in the night."""
     return settings(max_examples=trials(count), deadline=None)
 
 

@@ -39,6 +39,7 @@ SUITES = (
     "xland",
     "babyai-multi",
     "minigrid:MiniGrid-DoorKey-5x5-v0",
+    "pettingzoo:tictactoe_v3",
     "popgym-multi",
     "popgym-RepeatPreviousEasy",
 )

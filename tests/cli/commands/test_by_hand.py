@@ -12,6 +12,7 @@ import pytest
 from pipelines import collect
 from pipelines.config.load import read_toml
 from tests.cli.conftest import Amago
+from tests.tiers import some
 
 SMALL = ("--set", "collect.workers=0")
 
@@ -37,7 +38,7 @@ def learned(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["sorter:Sorter", "gym:CartPole-v1", "gym:Pendulum-v1"])
+@pytest.mark.parametrize("name", some(["sorter:Sorter", "gym:CartPole-v1", "gym:Pendulum-v1"], 0))
 def test_stages_by_hand_learn_with_the_settings_that_a_run_would_choose(own: Amago, name: str) -> None:
     planned = own("run", "--env", name, "--steps", 600, *SMALL, "--dry-run", "--output", "json").json["settings"]
     done = own("collect", "--env", name, "--steps", 600, *SMALL, "--run", "a", "--output", "json")

@@ -17,6 +17,7 @@ import pytest
 from pipelines import load_policy, run
 from pipelines.config.load import read_toml
 from tests.cli.conftest import Amago
+from tests.tiers import some
 
 SMALL = ("--steps", 300, "--set", "collect.workers=0")
 
@@ -147,7 +148,9 @@ def test_minutes_are_planned_from_measured_rates(amago: Amago) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["gym:CartPole-v1", "gym:Pendulum-v1", "meta-frozen-lake", "gym:MountainCar-v0"])
+@pytest.mark.parametrize(
+    "name", some(["gym:CartPole-v1", "gym:Pendulum-v1", "meta-frozen-lake", "gym:MountainCar-v0"], 1, 3)
+)
 def test_any_environment_is_learned_from_and_none_ends_without_trajectories(amago: Amago, name: str) -> None:
     done = amago("run", "--env", name, "--steps", 250, "--run", "a", "--set", "evaluate.episodes=2", "--output", "json")
     assert done.code == 0, done.err
