@@ -36,6 +36,10 @@ def expire(
     grace: Annotated[
         float, typer.Option(metavar="AGE", parser=seconds, help="How long to keep files of expired trajectories.")
     ] = "600s",  # type: ignore[assignment]
+    purge: Annotated[
+        bool,
+        typer.Option("--purge", help="Also delete the bytes of everything that has expired, without a grace period."),
+    ] = False,
     dry_run: DryRun = False,
 ) -> Any:
     """Expire trajectories: the oldest until the rest fits a limit, those older than an age, or those that SQL selects.
@@ -43,12 +47,15 @@ def expire(
     Limits count steps and trajectories without overlays, which expire with the trajectories that they derive from.
     --where alone expires everything that matches; with a limit, the limit applies to the matching trajectories. Expired
     trajectories are invisible at once. A file is removed after the grace period if all its trajectories have expired;
-    `amago lake compact` reclaims the space of the others.
+    `amago lake compact` reclaims the space of the others. --purge leaves nothing of them on the disk: it rewrites every
+    segment that holds some, at once. Copies and exports of the lake, and backups of its store, keep theirs.
 
     A protected lake is refused; trajectories of protected snapshots are kept (see: amago lake protect --help).
 
     Example: amago lake expire runs/cartpole --max-steps 1000000 --dry-run
     """
+    from pipelines.errors import StageFailed
+    from pipelines.lake.maintenance import compaction
     from pipelines.lake.maintenance import retention as engine
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
@@ -64,6 +71,12 @@ def expire(
     common.concerns(lake=opened.name)
     with common.listening() as listener:
         done = engine.expire(opened, limits, grace_seconds=grace, dry_run=dry_run, listener=listener)
+        purged = compaction.purge(opened, listener=listener) if purge and not dry_run else None
+    if purged is not None and purged.waiting:
+        raise StageFailed(
+            f"{purged.waiting} segments of lake '{opened.name}' still hold bytes of expired trajectories",
+            hint="a damaged one: amago lake verify --repair; a running collector's: repeat this once it has ended",
+        )
     going = done.plan.going
     rows = [
         {
@@ -79,7 +92,7 @@ def expire(
     ]
     return Result(
         command="lake expire",
-        status="done" if going else "skipped",
+        status="done" if going or (purged and purged.segments) else "skipped",
         lake=opened.name,
         metrics={
             "trajectories": sum(part.trajectories for part in going if not part.file.is_overlay),
@@ -88,6 +101,7 @@ def expire(
             "bytes": round(sum(part.bytes for part in going)),
             "segments": sum(part.is_whole for part in going),
             "protected": done.plan.protected,
+            **({"purged_segments": purged.segments, "purged_bytes": purged.bytes} if purged else {}),
             **{f"{name}_left": value for name, value in done.left.items()},
             "expired": rows,
             "dry_run": dry_run,

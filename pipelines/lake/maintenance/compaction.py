@@ -114,6 +114,43 @@ def compact(
     return CompactionResult(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
 
 
+@dataclass(frozen=True)
+class PurgeResult:
+    """What a purge removed: `segments` and `bytes` of files. `waiting`: segments that still hold the bytes of expired
+    trajectories, since they are damaged, or their collector has not yet deleted its log.
+    """
+
+    segments: int
+    bytes: int
+    waiting: int
+
+
+def purge(lake: Lake, *, listener: Listener = silent) -> PurgeResult:
+    """Remove the bytes of all expired trajectories from the storage, at once: segments that hold some are rewritten,
+    replaced files have no grace period, and the index, which lists trajectories, is deleted. Locked while another
+    process maintains the lake.
+
+    Readers that had such a file open read on; others find the new one.
+    """
+    from pipelines.lake.sql.catalog import SqlIndex  # imports duckdb
+
+    lake.salvage(listener=listener)
+    with lease(lake) as held:
+        inventory = FileTable(lake, listener)
+        inventory.refresh()
+        inventory.log.require_whole()
+        expire_orphans(inventory)
+        planned = [file for file in inventory.files.values() if file.alive.any() and not file.alive.all()]
+        for number, file in enumerate(planned, 1):
+            rewrite(lake, {file.id: file.alive}, held, listener=listener)
+            listener(Progress(stage="purge", done=number, total=len(planned), unit="segments"))
+        inventory.refresh()
+        swept = sweep(inventory, held, grace_seconds=0.0, listener=listener)
+        SqlIndex(lake).discard()
+        kept = sum(1 for file in inventory.files.values() if file.alive.any() and not file.alive.all())
+    return PurgeResult(segments=swept.segments, bytes=swept.bytes, waiting=swept.waiting + kept)
+
+
 def plan(inventory: FileTable, rules: CompactionRules) -> list[list[File]]:
     """Choose the files to rewrite, each run into one."""
     writing = any((inventory.lake.local / "wal").glob("*.wal"))

@@ -44,6 +44,23 @@ def test_sql_and_age_choose(amago: Amago, small: Path) -> None:
     assert figures(amago, small)["trajectories"] == 0
 
 
+def test_a_purge_leaves_no_file_that_held_expired_trajectories(amago: Amago, small: Path) -> None:
+    def segments() -> set[Path]:
+        return set((small / "lake" / "segments").rglob("*.arrow"))
+
+    before = segments()
+    arguments = "lake", "expire", small, "--max-steps", 100, "--purge", "--output", "json"
+    assert "purged_segments" not in amago(*arguments, "--dry-run").json["metrics"]
+    assert segments() == before
+    assert amago("lake", "expire", small, "--max-steps", 150).code == 0
+    assert segments() == before  # within their grace period
+    purged = amago(*arguments).json["metrics"]
+    assert purged["purged_segments"] > 0
+    assert purged["purged_bytes"] > 0
+    assert not segments() & before
+    assert 0 < figures(amago, small)["steps"] <= 100
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
