@@ -15,8 +15,9 @@ def compact(
     common: Common,
     lake: LakeArgument,
     small: Annotated[
-        int, typer.Option(metavar="SIZE", parser=size, help="Merge segments smaller than this.")
-    ] = "16MiB",  # type: ignore[assignment]
+        int | None,
+        typer.Option(metavar="SIZE", parser=size, help="Merge segments below this size. [default: half of --target]"),
+    ] = None,
     target: Annotated[
         int, typer.Option(metavar="SIZE", parser=size, help="Size of merged segments; also the memory needed.")
     ] = "128MiB",  # type: ignore[assignment]
@@ -41,6 +42,7 @@ def compact(
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
+    small = max(target // 2, 1) if small is None else small
     rules = engine.CompactionRules(small_bytes=small, target_bytes=target, settle_seconds=settle)
     opened = Lake(lake)
     common.concerns(lake=opened.name)

@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 
-SMALL_BYTES, TARGET_BYTES = 16 << 20, 128 << 20
+TARGET_BYTES = 128 << 20
 _SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionRules:
     """Thresholds of compaction. Segments below `small_bytes` are merged, up to `target_bytes` together; while a writer
-    is active, those younger than `settle_seconds` are left alone, because more will follow.
+    is active, those younger than `settle_seconds` are left alone, because more will follow. Below half the target, two
+    segments fit into one, so that a lake of S bytes ends with at most 2 S / target segments.
     """
 
-    small_bytes: int = SMALL_BYTES
+    small_bytes: int = TARGET_BYTES // 2
     target_bytes: int = TARGET_BYTES
     settle_seconds: float = _SETTLE_SECONDS
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.log import Held, lease
-from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, rewrite
+from pipelines.lake.maintenance.compaction import TARGET_BYTES, rewrite
 from pipelines.lake.maintenance.files import File, FileTable, sweep
 from pipelines.lake.maintenance.retention import RetentionLimits, expire_orphans, make_plan
 from pipelines.lake.storage import LocalStorage
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS, _LOOK_FAR_SECONDS = 1.0, 30.0  # between checks; far: each costs requests to an object store
 _LEFT_SECONDS = 60.0  # between checks whether another process still maintains it
 MANY = 16  # small segments of similar size that are worth merging
+FEW = 4  # likewise, where they become one that is large enough never to be merged again
 _ALIKE = 4  # times the largest of them: their minimum total size
 _SHARE = 16  # merged segments are at most this fraction of the limit: whole segments expire
 _SLACK = 1.125  # beyond this multiple of the limit, single trajectories of large segments expire
@@ -167,7 +168,7 @@ class RetentionThread:
         if allowed:
             target = max(min(target, allowed // _SHARE), 1)
         files = [file for id, file in self._inventory.files.items() if id not in self._left_alone]
-        run = choose_ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
+        run = choose_ripe(files, target_bytes=target)
         if not run:
             return False
         written = rewrite(self.lake, {file.id: file.alive for file in run}, held, listener=self._listener)
@@ -176,17 +177,19 @@ class RetentionThread:
         return written is not None
 
 
-def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
-    """Choose small files of one kind that are worth merging now, in the order of their ids; none if there are few.
+def choose_ripe(files: Iterable[File], *, target_bytes: int) -> list[File]:
+    """Choose files of one kind below half the target that are worth merging now, in the order of their ids; none if
+    there are few.
 
     They are the newest, of similar size: merging files again and again as they grow would write every byte many times.
-    A file that is at least half dead is worth rewriting alone.
+    A few that fill half the target are worth it whatever their sizes, since that is the last time. A file that is at
+    least half dead is worth rewriting alone.
     """
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
     for file in files:
         if file.alive.any() and file.is_wasteful:
             return [file]
-        if file.alive.any() and file.bytes < small_bytes:
+        if file.alive.any() and 2 * file.bytes < target_bytes:
             kinds[file.kind].append(file)
     for kind in sorted(kinds):
         newest = sorted(kinds[kind], key=lambda file: (-file.times.max(), file.id))
@@ -195,7 +198,7 @@ def choose_ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -
             total, largest = total + file.bytes, max(largest, file.bytes)
             if total > target_bytes:
                 break
-            if number >= MANY and total >= _ALIKE * largest:
+            if (number >= MANY and total >= _ALIKE * largest) or (number >= FEW and 2 * total >= target_bytes):
                 count = number
         if count:
             return sorted(newest[:count], key=lambda file: file.id)

@@ -67,17 +67,19 @@ def test_small_segments_are_merged_when_there_are_many(lake: Lake) -> None:
         assert_same(dict(reader.read(uid).columns), values)
 
 
-def test_what_was_merged_is_not_merged_again_with_every_newcomer() -> None:
-    """As many bytes as arrive are written a few times, not once for each segment."""
-    files, size, written = [], 1000, 0
+@pytest.mark.parametrize("sizes", [(1000,), (1000, 60_000), (100_000,), (180_000, 90_000, 20)])
+def test_merging_writes_every_byte_a_few_times_and_leaves_few_files(sizes: tuple[int, ...]) -> None:
+    files, target, written, arrived = [], 1_000_000, 0, 0
     for number in range(2000):
-        files.append(a_file(f"{number:06d}", size, 1, 0, time=number))
-        while run := choose_ripe(files, small_bytes=size * 500, target_bytes=size * 1000):
+        files.append(a_file(f"{number:06d}", size := sizes[number % len(sizes)], 1, 0, time=number))
+        arrived += size
+        while run := choose_ripe(files, target_bytes=target):
             total = sum(file.bytes for file in run)
+            assert total <= target
             written += total
             files = [file for file in files if file not in run] + [a_file(f"{number:06d}m", total, 1, 0, time=number)]
-    assert written <= 4 * 2000 * size
-    assert len(files) < 60
+    assert written <= 4 * arrived
+    assert len(files) <= 2 * arrived / target + 60
 
 
 def test_protected_trajectories_stay_and_a_protected_lake_is_told_of_once(lake: Lake) -> None:
