@@ -20,7 +20,8 @@ def relabel(
             "--with",
             metavar="NAME[:ARG]",
             help="hindsight:future|final|random, instruction:some|all, reward:SQL, reward:module:attr, success:SQL, "
-            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, or module:attr; repeatable, applied in order.",
+            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, label:POLICY, or module:attr; repeatable, applied in "
+            "order.",
         ),
         Sets("relabel.relabeler"),
     ] = None,
@@ -46,7 +47,7 @@ def relabel(
     ] = None,
     seed: Seed = None,
 ) -> Any:
-    """Derive new goals and rewards in hindsight, as an overlay that does not copy observations.
+    """Derive new goals, rewards or labels, as an overlay that does not copy observations.
 
     Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
     """

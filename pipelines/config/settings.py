@@ -181,7 +181,7 @@ class GoalSettings(SettingsModel):
 
 
 class RelabelSettings(SettingsModel):
-    """`[relabel]`: derive new goals and rewards as an overlay."""
+    """`[relabel]`: derive new goals, rewards or labels as an overlay."""
 
     relabeler: str | tuple[str, ...] = "hindsight"
     """`NAME`, `NAME:ARGUMENT` (as `hindsight:final`) or `module:attr`; several are applied one after the other."""
@@ -208,6 +208,8 @@ class RelabelSettings(SettingsModel):
     def _copies_differ(self) -> RelabelSettings:
         if self.copies > 1 and self.relabelers == ("hindsight:final",):
             raise ValueError("'copies' of hindsight:final would all be alike; take 1, or hindsight:future or :random")
+        if self.copies > 1 and any(name.startswith("label:") for name in self.relabelers):
+            raise ValueError("'copies' of labels would all be alike; take 1")
         return self
 
     @model_validator(mode="after")

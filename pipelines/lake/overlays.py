@@ -152,7 +152,9 @@ def overlay_uids(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.
 
 
 class OverlayWriter:
-    """Writer of overlay segments that store `columns`. Counts `trajectories`, `steps` and `bytes` (of columns) written.
+    """Writer of overlay segments that store `columns` of `schema`, which may be that of the bases with labels.
+
+    Counts `trajectories`, `steps` and `bytes` (of columns) written.
 
     A context manager: leaving it publishes what was written, after an interruption too, but not after an error.
     """
@@ -175,6 +177,7 @@ class OverlayWriter:
             )
         self.columns = tuple(c for c in schema.columns if c.name in columns)
         self.trajectories = self.steps = self.bytes = 0
+        self._lake, self._schema = lake, schema
         self._storage, self._schema_id = lake.storage, schema.id
         self._folders = FolderChooser(lake.storage)
         self._writer = f"{name}.{os.getpid():x}.{secrets.token_hex(4)}"
@@ -316,6 +319,8 @@ class OverlayWriter:
         self._tables, self._values, self._collected, self._rows = [], [], 0, 0
 
     def _publish(self) -> None:
+        if self._staged:
+            self._lake.register(self._schema)  # labels make it another one than that of the originals
         while self._staged:
             with explain_errors(f"write a segment into '{self._storage.url()}'"):
                 id = self._folders.name_segment(self._writer, self._sequence, overlay=True)

@@ -232,17 +232,20 @@ class Lake:
             raise make_storage_error(error, f"read '{self.storage.url('schemas')}'") from error
         return sorted(name.removesuffix(".json") for name in names if _SCHEMA_NAME.fullmatch(name))
 
-    def require_schema(self, schema: Schema) -> str:
-        """Return the id of `schema` if the lake holds it, or is empty; InputMissing lists the differences."""
-        if schema.id in self._schemas:
+    def require_schema(self, schema: Schema, *, to_write: bool = False) -> str:
+        """Return the id of `schema` if the lake holds it, or is empty; InputMissing lists the differences. `to_write`:
+        original steps, which have labels in all of a lake or in none of it.
+        """
+        adds_labels = to_write and schema.labelled
+        if schema.id in self._schemas and not adds_labels:
             return schema.id
         known = self._schema_ids()
-        if known and schema.id not in known:
+        if known and (schema.id not in known or (adds_labels and Schema(schema.spaces).id in known)):
             if any(held.spaces == schema.spaces for held in self.schemas().values()):
                 holds, wanted = ("without", "with") if schema.labelled else ("with", "without")
                 raise InputMissing(
                     f"lake '{self.name}' holds steps {holds} labels, not {wanted}",
-                    hint="choose another lake; collect.label stores labels",
+                    hint="choose another lake; collect.label stores labels, and relabel --with label:POLICY adds them",
                 )
             nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
@@ -251,15 +254,23 @@ class Lake:
             )
         return schema.id
 
-    def schema_of(self, spaces: Spaces) -> Schema:
-        """Return the lake's schema of these spaces; one without labels if it has none."""
-        return next((held for held in self.schemas().values() if held.spaces == spaces), Schema(spaces))
+    def schema_of(self, spaces: Spaces, *, labels: bool = False) -> Schema:
+        """Return the lake's schema of these spaces; one without labels if it has none.
 
-    def only_schema(self) -> Schema:
-        """Return the one schema of the lake. InputMissing if it has none yet, or several."""
-        known = self.schemas()
+        Where originals have no labels but versions of them do, `labels` chooses the schema of these versions.
+        """
+        held = sorted((each for each in self.schemas().values() if each.spaces == spaces), key=lambda s: s.labelled)
+        return held[-1 if labels else 0] if held else Schema(spaces)
+
+    def only_schema(self, *, labels: bool = False) -> Schema:
+        """Return the schema of the lake's only spaces; `labels` as for `schema_of`. InputMissing if there are none yet,
+        or several.
+        """
+        known: list[Spaces] = []
+        for schema in self.schemas().values():
+            known += [schema.spaces] if schema.spaces not in known else []
         if len(known) == 1:
-            return next(iter(known.values()))
+            return self.schema_of(known[0], labels=labels)
         what = "is empty" if not known else f"holds steps of {len(known)} different spaces"
         hint = "fill it with: amago collect" if not known else "name the environment whose steps are meant"
         raise InputMissing(f"lake '{self.name}' {what}", hint=hint)

@@ -8,8 +8,8 @@ trajectory is relabelled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,19 +18,22 @@ from pipelines.config.settings import GoalSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.overlays import OverlayBatch
-from pipelines.lake.schema import RESET, Schema
+from pipelines.lake.schema import LABEL, RESET, Schema
 from pipelines.registry import Registry
 from pipelines.relabelers.paths import Paths, make_keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The trajectories that are relabelled: their schema and environment. `listener` receives notices of waiting."""
+    """The trajectories that are relabelled: their schema and environment. `listener` receives notices of waiting.
+    `make_labels` makes the relabeler that adds the labels of the policy of this name; None while sampling.
+    """
 
     schema: Schema
     env: str
     goal: GoalSettings = field(default_factory=GoalSettings)
     listener: Listener = silent
+    make_labels: Callable[[str, Context], Relabeler] | None = None
 
     def require(self, *columns: str, needed_by: str) -> None:
         """Raise InputMissing unless the steps have these columns."""
@@ -41,7 +44,10 @@ class Context:
 
 
 class Relabeler(Protocol):
-    """`reads`: the columns it must be given; `changes`: those that may differ afterwards, all of them read or made."""
+    """`reads`: the columns it must be given; `changes`: those that may differ afterwards, all of them read or made.
+
+    A relabeler may also have `method`, a text: the lake names its versions by it, not by the text that named it.
+    """
 
     @property
     def reads(self) -> tuple[str, ...]: ...
@@ -53,6 +59,16 @@ class Relabeler(Protocol):
         are. Draws come from `paths` alone.
         """
         ...
+
+
+def make_label(policy: str, context: Context) -> Relabeler:
+    """Make the relabeler that adds what `policy` would have done. UsageError while sampling: acting is too slow."""
+    if context.make_labels is None:
+        raise UsageError(
+            f"train.relabel: 'label:{policy}' is not for windows that are being drawn",
+            hint=f"store labels: amago relabel --with label:{policy}",
+        )
+    return context.make_labels(policy, context)
 
 
 # A member is called with the text after its name (empty if there is none) and the context.
@@ -67,6 +83,7 @@ RELABELERS = Registry(
         "clip": "pipelines.relabelers.rewards:Rewards.from_range",
         "return": "pipelines.relabelers.rewards:DiscountedReturn.from_discount",
         "task": "pipelines.relabelers.rewards:Task.from_label",
+        "label": "pipelines.relabelers.base:make_label",
     },
 )
 
@@ -76,20 +93,27 @@ class Chain:
     them finds nothing has no version.
 
     UsageError for an unknown name or argument, InputMissing for one that does not fit these trajectories. `method`: how
-    the lake records where versions came from.
+    the lake records where versions came from. `schema`: that of the versions, which labels may be added to.
     """
 
     def __init__(self, texts: Sequence[str], context: Context, *, seed: int) -> None:
         if not texts:
             raise UsageError("no relabeler is named", hint=f"known: {', '.join(RELABELERS.names())}, or module:attr")
-        self.seed, self.method = seed, f"{' + '.join(texts)}/{seed}"
+        self.seed = seed
         self._relabelers: list[Relabeler] = []
         for text in texts:
             name, _, argument = text.partition(":")
             if name not in RELABELERS.names():
                 name, argument = text, ""
             self._relabelers.append(RELABELERS.get(name)(argument, context))
+        methods = [getattr(each, "method", text) for each, text in zip(self._relabelers, texts, strict=True)]
+        self.method = f"{' + '.join(methods)}/{seed}"
         names = {name for each in self._relabelers for name in each.changes}
+        if LABEL in names and len(texts) > 1:
+            raise UsageError(
+                f"'{' + '.join(texts)}': labels are of trajectories as they were recorded",
+                hint="give label:POLICY alone; relabel again for other versions",
+            )
         if context.schema.labelled and names & context.schema.spaces.observation.keys():
             raise UsageError(
                 f"'{' + '.join(texts)}' changes what is observed, but labels are of the observations that were made",
@@ -98,9 +122,9 @@ class Chain:
         read = {name for each in self._relabelers for name in each.reads}
         # A label of a whole trajectory has to be stored with some column: the smallest.
         changes = names or {RESET}
-        in_order = [column.name for column in context.schema.columns]
-        self.changes = tuple(name for name in in_order if name in changes)
-        self.reads = tuple(name for name in in_order if name in read | changes)
+        self.schema = replace(context.schema, labelled=context.schema.labelled or LABEL in names)
+        self.changes = tuple(column.name for column in self.schema.columns if column.name in changes)
+        self.reads = tuple(column.name for column in context.schema.columns if column.name in read | changes)
 
     def derive(
         self, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, copies: np.ndarray | int

@@ -83,7 +83,7 @@ class LakeSink:
         self.name, self.run, self.notices = plan.name, plan.run, queue.SimpleQueue[Event]()
         self._plan, self._spec, self._schema, self._existing = plan, spec, plan.make_schema(spec.spaces), existing
         if existing is not None:
-            existing.require_schema(self._schema)
+            existing.require_schema(self._schema, to_write=True)
         self._retention = contextlib.ExitStack()
         self._opened: tuple[Lake, Writer] | None = None
         self._entry: Mapping[str, Any] = {}  # the collector's record
@@ -114,7 +114,7 @@ class LakeSink:
         if self._opened is None:
             plan, settings = self._plan, self._plan.settings
             lake = self._existing or open_lake(plan)
-            lake.require_schema(self._schema)
+            lake.require_schema(self._schema, to_write=True)
             self._entry = collectors.register(lake, self.name, **plan.describe(self.run, self._spec.horizon))
             writer = lake.writer(self._schema, name=self.name, seal_seconds=settings.collect.seal_seconds)
             self._opened = lake, writer

@@ -16,9 +16,12 @@ from pipelines.config.host import count_cores
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings
 from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
+from pipelines.envs.suites.catalogue import ENTRIES
 from pipelines.envs.workers import WorkerEnv
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.events import Listener, silent
+from pipelines.lake import collectors
+from pipelines.lake.store import Lake
 
 STEPS = 10_000  # per collect; more if two episodes can be longer
 FEW, MANY = 16, 128  # actors
@@ -77,6 +80,22 @@ def make_env(
     if total:
         made.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
     return made
+
+
+def make_recorded_env(lake: Lake, facts: Mapping[str, Any], *, actors: int, drawn: bool = False) -> Env | None:
+    """Make the built-in environment in which a trajectory with these `facts`, a row of the table `trajectories`, was
+    recorded; None for any other, or if its collector's record is missing. No other is made: names and parameters come
+    from the lake, which may be somebody else's.
+    """
+    name = facts["env"]
+    record = collectors.read(lake, facts["collector"]) if facts["collector"] else None
+    settings = dict((record or {}).get("env") or {})
+    if settings.pop("name", None) != name or not any(e.name == name and e.extra is None for e in ENTRIES):
+        return None
+    try:
+        return make(name, num_envs=actors, seed=0, params=settings, drawn=drawn)
+    except (AmagoError, ValueError):
+        return None
 
 
 def make_evaluation_env(

@@ -15,7 +15,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.places import AMAGO, find_bundle
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.draws import SharedDraws
-from pipelines.envs.env import Env
+from pipelines.envs.env import Env, EnvSpec, EpisodeCounter
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
@@ -53,6 +53,19 @@ class Policy(Protocol):
         prev_reward: np.ndarray,
         time: np.ndarray,
     ) -> np.ndarray: ...
+
+
+class Actors(Protocol):
+    """The actors that a policy is made for: those of an environment, or of recorded episodes."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def episodes(self) -> EpisodeCounter: ...
 
 
 class RandomPolicy:
@@ -168,7 +181,7 @@ class Acting:
     action_mask: str = ""
 
 
-def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
+def load_policy(name: str, env: Actors, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
     """Load the policy called `name`: random, expert, RUN[@CHECKPOINT], BUNDLE, amago:PATH or module:attr.
     `action_mask` is the column that masks the random policy's actions.
 
@@ -178,6 +191,8 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
     if name in ("auto", "random"):
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
+        if not isinstance(env, Env):
+            raise UsageError(f"recorded episodes of '{env.spec.name}' have no expert")
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
     is_file = name.startswith(AMAGO)
     if is_file or RunDirectory(name.partition("@")[0]).exists() or find_bundle(name) is not None:
@@ -233,7 +248,7 @@ def load_trained(name: str, *, spaces: Spaces | None = None, settings: AgentSett
 
 
 def trained(
-    checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
+    checkpoint: Checkpoint, env: Actors, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
 ) -> Acting:
     """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
     require_spaces(checkpoint, env)
@@ -259,7 +274,7 @@ def trained(
     )
 
 
-def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
+def require_spaces(checkpoint: Checkpoint, env: Actors) -> None:
     """Raise InputMissing, listing the differences, unless the checkpoint was trained for the spaces of `env`."""
     with checkpoint.understood():
         ours = Spaces.from_json(checkpoint.record["spaces"])

@@ -319,7 +319,7 @@ class CollectorGroup:
             if member.order is not None:
                 member.order = self._make_order(member)
         lake = open_lake(self._plan)
-        lake.require_schema(self._plan.make_schema(spec.spaces))
+        lake.require_schema(self._plan.make_schema(spec.spaces), to_write=True)
         self._maintenance.enter_context(keep_within(lake, self._plan.settings.lake, self._notices.put))
 
     def _relay(self, event: Event, member: _Member, listener: Listener) -> None:

@@ -96,7 +96,7 @@ class _Ingestion:
         self._place = f"{settings.source.name}"
         self.before = self._next = self._expired = 0
         if existing is not None:
-            existing.require_schema(self._schema)
+            existing.require_schema(self._schema, to_write=True)
             self.before, self._next, self._expired = count_stored(existing, name)
 
     def refuse_other_content(self, *, fresh: bool) -> None:
@@ -140,7 +140,7 @@ class _Ingestion:
         done, returns, trajectories = self.before, 0.0, 0
         if first is not None:
             lake = Lake.open_or_create(where)
-            lake.require_schema(self._schema)
+            lake.require_schema(self._schema, to_write=True)
             self._register(lake, directory)
             seconds = self._settings.collect.seal_seconds
             with lake.writer(self._schema, name=self.name, seal_seconds=seconds) as writer:

@@ -1,4 +1,4 @@
-"""relabel: derive new goals and rewards as overlays, which leave the originals unchanged.
+"""relabel: derive new goals, rewards and labels as overlays, which leave the originals unchanged.
 
 The choice of trajectories and goals follows from the seed and the trajectory's uid, and so does the derived uid.
 Existing versions are not derived again, so the command can be repeated, after a kill or after more data has been
@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions, raw_uids
 from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import draw_shares
+from pipelines.rollout.labels import make_labels
 from pipelines.stages.result import Result
 
 _CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
@@ -142,7 +144,13 @@ class _Job:
 
     def _chain(self, env: str) -> Chain:
         if env not in self._chains:
-            context = Context(schema=self.schema, env=env, goal=self.wanted.goal, listener=self.listener)
+            context = Context(
+                schema=self.schema,
+                env=env,
+                goal=self.wanted.goal,
+                listener=self.listener,
+                make_labels=partial(make_labels, reader=self._reader),
+            )
             self._chains[env] = Chain(self.wanted.relabelers, context, seed=self.seed)
         return self._chains[env]
 
@@ -238,7 +246,7 @@ class _Job:
     def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> OverlayWriter:
         """Open the writer for these columns on first use; `stack` closes it."""
         if chain.changes not in self.writers:
-            writer = OverlayWriter(self.store, self.schema, chain.changes, name="relabel")
+            writer = OverlayWriter(self.store, chain.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)
         return self.writers[chain.changes]
 

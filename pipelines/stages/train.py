@@ -73,7 +73,8 @@ def run(
         with ranks.raise_together():
             train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
             directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
-            opened = _open_lakes(sources, follow=train.follow, listener=listener)
+            labels = settings.agent.target == "label"
+            opened = _open_lakes(sources, follow=train.follow, labels=labels, listener=listener)
             if len(opened) > 1 and is_main():
                 for each in find_duplicates(opened):
                     listener(each.as_notice())
@@ -81,7 +82,7 @@ def run(
             train = with_window(train, settings.agent, longest_episode(opened), listener)
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
-            schema = opened[0].only_schema()
+            schema = opened[0].only_schema(labels=labels)
             require_labels(schema, settings.agent, lake=opened[0].name)
             spaces = schema.spaces
         with ranks.raise_together():
@@ -176,8 +177,11 @@ def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> No
             raise UsageError("the weights of the lakes add up to 0", hint="give at least one lake a weight")
 
 
-def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = silent) -> list[Lake]:
-    """Open the lakes of a mixture; with `follow`, wait for those that do not exist yet or have no spaces.
+def _open_lakes(
+    sources: Sequence[Source], *, follow: bool, labels: bool = False, listener: Listener = silent
+) -> list[Lake]:
+    """Open the lakes of a mixture, for their steps with `labels` or without; with `follow`, wait for those that do not
+    exist yet or have no spaces.
 
     InputMissing if one does not exist, or if their spaces differ; UsageError if one is named twice.
     """
@@ -193,15 +197,15 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
     refuse_twice(lakes)
     for lake in lakes:
         lake.salvage(listener=listener)
-    first = lakes[0].only_schema()
+    first = lakes[0].only_schema(labels=labels)
     for lake in lakes[1:]:
-        schema = lake.only_schema()
+        schema = lake.only_schema(labels=labels)
         if schema.id != first.id:
             sides = (f"in '{lakes[0].name}'", f"in '{lake.name}'")
             if schema.spaces == first.spaces:
                 raise InputMissing(
                     f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: only one of them has labels",
-                    hint="collect both with collect.label, or both without",
+                    hint="add labels to the other: amago relabel --from-lake LAKE --with label:POLICY",
                 )
             what = "; ".join(describe_difference(first.spaces, schema.spaces, sides))
             raise InputMissing(

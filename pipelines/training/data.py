@@ -135,7 +135,7 @@ def require_labels(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
     if agent.target == "label" and not schema.labelled:
         raise InputMissing(
             f"agent.target is 'label', but the steps of lake '{lake}' have no labels",
-            hint="collect with --label expert, or another policy; or leave out agent.target",
+            hint=f"add them: amago relabel --from-lake {lake} --with label:expert, or another policy",
         )
 
 

@@ -135,7 +135,9 @@ class Trainer:
         span = ranks.find_host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
         with ranks.raise_together():
             if self._data is None:
-                schema, relay = lakes[0][0].schema_of(self.learner.spaces), partial(self._relay, listener)
+                labels = self.settings.agent.target == "label"
+                schema = lakes[0][0].schema_of(self.learner.spaces, labels=labels)
+                relay = partial(self._relay, listener)
                 require_labels(schema, self.settings.agent, lake=lakes[0][0].name)
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:

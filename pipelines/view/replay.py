@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import AmagoError
-from pipelines.lake import collectors
 from pipelines.lake.schema import REWARD, TERMINATED
 from pipelines.lake.store import Lake
 from pipelines.view.steps import StepReader, StoredTrajectory
@@ -110,21 +109,10 @@ class Replays:
 
     def _environment(self, facts: Mapping[str, Any]) -> Any:
         """Make the built-in environment that a collector recorded, with one actor; None for any other."""
-        from pipelines.envs.make import make
-        from pipelines.envs.suites.catalogue import ENTRIES
+        from pipelines.rollout.environment import make_recorded_env
 
-        name = facts["env"]
-        record = collectors.read(self._lake, facts["collector"]) if facts["collector"] else None
-        settings = dict((record or {}).get("env") or {})
-        if settings.pop("name", None) != name or not any(e.name == name and e.extra is None for e in ENTRIES):
-            return None
-        if name.endswith((":ID", ":attr")):
-            return None
-        try:
-            env = make(name, num_envs=1, seed=0, params=settings, drawn=True)
-        except (AmagoError, ValueError):
-            return None
-        return env if (env.spec.horizon or 0) <= _MOST_HORIZON else None
+        env = make_recorded_env(self._lake, facts, actors=1, drawn=True)
+        return env if env is not None and (env.spec.horizon or 0) <= _MOST_HORIZON else None
 
 
 def draw_trajectory(lake: Lake, uid: str, most: int) -> np.ndarray | None:

@@ -5,9 +5,9 @@ A task is a ruleset (`xland_rulesets`), attempted `attempts` times, each time in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,13 @@ from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load,
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
 
+T = TypeVar("T")
 _VIEW = 5
 SEED, _RULESET = range(2)  # purposes of random draws
+_CELLS = "obs.cells"
 _SPACES = Spaces(
     observation={
-        "obs.cells": MultiDiscrete(nvec=(NUM_TILES, NUM_COLORS) * _VIEW**2),
+        _CELLS: MultiDiscrete(nvec=(NUM_TILES, NUM_COLORS) * _VIEW**2),
         "obs.goal": MultiDiscrete(nvec=(NUM_GOALS, *(NUM_TILES, NUM_COLORS) * 2)),
         "obs.direction": Discrete(n=4),
         "obs.begins": MultiBinary(n=1),
@@ -61,6 +63,8 @@ class _XLandSettings(ProtocolSettings):
     """Cells along a side of the world."""
     rooms: Literal[1, 2, 4, 6, 9] = 1
     """Rooms of the world, with doors between them."""
+    cells_only: bool = False
+    """Show the cells in front and nothing else, as the datasets XLand-100B and XLand-Trivial-20B do."""
 
     @property
     def label(self) -> str:
@@ -87,7 +91,7 @@ class XLand(EpisodeEnv):
         self._require_room(name)
         self.spec = EnvSpec(
             name=name,
-            spaces=_SPACES,
+            spaces=Spaces(observation=self._choose_columns(_SPACES.observation), action=_SPACES.action),
             horizon=s.attempt_steps * s.attempts,
             num_attempts=s.attempts,
             has_success=True,
@@ -157,12 +161,17 @@ class XLand(EpisodeEnv):
 
     def _observe(self) -> dict[str, np.ndarray]:
         state = self._state
-        return {
-            "obs.cells": np.array(state.observation, dtype=np.int32).reshape(self.num_envs, -1),
+        shown: dict[str, np.ndarray] = {
+            _CELLS: np.array(state.observation, dtype=np.int32).reshape(self.num_envs, -1),
             "obs.goal": self.rulesets.goals[self.ruleset].astype(np.int32),
             "obs.direction": np.array(state.state.agent.direction, dtype=np.int32),
             "obs.begins": self._begins[:, None].astype(np.uint8),
         }
+        return self._choose_columns(shown)
+
+    def _choose_columns(self, columns: Mapping[str, T]) -> dict[str, T]:
+        """Choose the columns that are observed."""
+        return {name: each for name, each in columns.items() if name == _CELLS or not self.settings.cells_only}
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Name the ruleset: `DIFFICULTY/NUMBER` or `FILE/NUMBER`, its number among all."""

@@ -190,9 +190,9 @@ class _CopyJob:
                 self._report_damage(id, str(error))
 
     def _register(self, schema_id: str) -> None:
-        known = set(self.target.schemas())
-        self.target.register(self.source.schema(schema_id))
-        if known and schema_id not in known:
+        new, known = self.source.schema(schema_id), self.target.schemas().values()
+        self.target.register(new)
+        if known and all(each.spaces != new.spaces for each in known):
             count = len(known) + 1
             text = f"lake '{self.target.name}' now holds steps of {count} different spaces; each is sampled separately"
             self.listener(Notice(text=text))

@@ -209,6 +209,49 @@ def test_a_ruleset_is_played_as_the_package_plays_it(params):
     assert ends >= 2
 
 
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_cells_alone_keep_the_contract(check):
+    check("xland", params={**FEW, "cells_only": True})
+
+
+def test_cells_alone_have_the_spaces_of_imported_histories(tmp_path):
+    pytest.importorskip("h5py")
+    from pipelines.config.settings import SourceSettings
+    from pipelines.formats.make import open_importer
+    from tests.formats.test_learning_histories import xland
+
+    source = open_importer(SourceSettings(name=f"xland:{xland(tmp_path / 'xland.hdf5')}"))
+    assert make("xland", num_envs=1, seed=0, params={**FEW, "cells_only": True}).spec.spaces == source.spaces
+    assert make("xland", num_envs=1, seed=0, params=FEW).spec.spaces != source.spaces
+
+
+def test_cells_alone_are_those_of_the_package():
+    """As the datasets pack them, tile * 12 + colour, and the importer unpacks them."""
+    env = make("xland", num_envs=2, seed=0, params={**FEW, "attempts": 1, "cells_only": True})
+    package, rng, shown = XLandMiniGrid(), np.random.default_rng(0), env.reset()
+    made = package.default_params(height=5, width=5, max_steps=75, grid_type="R1")
+    reset, step, r = jax.jit(package.reset), jax.jit(package.step), env.rulesets
+    worlds = [
+        made.replace(ruleset=RuleSet(*map(jnp.asarray, (r.goals[n], r.rules[n], r.tiles[n])))) for n in env.ruleset
+    ]
+    theirs = [reset(world, jax.random.fold_in(key, 0)) for world, key in zip(worlds, env._keys, strict=True)]
+    different = set()
+    for _ in range(60):
+        assert list(shown) == ["obs.cells"]
+        for i, timestep in enumerate(theirs):
+            packed = np.asarray(timestep.observation)[..., 0] * 12 + np.asarray(timestep.observation)[..., 1]
+            unpacked = np.stack(np.divmod(packed, 12), axis=-1).reshape(-1)
+            np.testing.assert_array_equal(shown["obs.cells"][i], unpacked)
+            different.add(unpacked.tobytes())
+        action = rng.integers(6, size=2)
+        result = env.step(action)
+        theirs = [step(world, t, a) for world, t, a in zip(worlds, theirs, action, strict=True)]
+        if result.terminated.any():
+            break
+        shown = result.observation
+    assert len(different) > 10
+
+
 def test_attempts_follow_in_the_same_step_and_the_last_one_terminates():
     env = make("xland", num_envs=3, seed=0, params=FEW)
     assert (env.spec.horizon, env.spec.num_attempts) == (2 * 75, 2)
