@@ -30,7 +30,7 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake.schema import Schema, digest
+from pipelines.lake.schema import OPTIONAL, Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer, salvage
@@ -238,11 +238,12 @@ class Lake:
             return schema.id
         known = self._schema_ids()
         if known and schema.id not in known:
-            if any(held.spaces == schema.spaces for held in self.schemas().values()):
-                holds, wanted = ("without", "with") if schema.labelled else ("with", "without")
+            held = next((held for held in self.schemas().values() if held.spaces == schema.spaces), schema)
+            if column := held.find_difference(schema):
+                holds, wanted = ("with", "without") if column in held.optional else ("without", "with")
                 raise InputMissing(
-                    f"lake '{self.name}' holds steps {holds} labels, not {wanted}",
-                    hint="choose another lake; collect.label stores labels",
+                    f"lake '{self.name}' holds steps {holds} {OPTIONAL[column]}, not {wanted}",
+                    hint=f"choose another lake; collect.{column} stores {OPTIONAL[column]}",
                 )
             nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
@@ -252,7 +253,7 @@ class Lake:
         return schema.id
 
     def schema_of(self, spaces: Spaces) -> Schema:
-        """Return the lake's schema of these spaces; one without labels if it has none."""
+        """Return the lake's schema of these spaces; one without optional columns if it has none."""
         return next((held for held in self.schemas().values() if held.spaces == spaces), Schema(spaces))
 
     def only_schema(self) -> Schema:

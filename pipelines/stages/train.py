@@ -18,6 +18,7 @@ from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.schema import OPTIONAL
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.sql.selection import select
@@ -198,10 +199,11 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
         schema = lake.only_schema()
         if schema.id != first.id:
             sides = (f"in '{lakes[0].name}'", f"in '{lake.name}'")
-            if schema.spaces == first.spaces:
+            if schema.spaces == first.spaces and (column := schema.find_difference(first)):
                 raise InputMissing(
-                    f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: only one of them has labels",
-                    hint="collect both with collect.label, or both without",
+                    f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: "
+                    f"only one of them has {OPTIONAL[column]}",
+                    hint=f"collect both with collect.{column}, or both without",
                 )
             what = "; ".join(describe_difference(first.spaces, schema.spaces, sides))
             raise InputMissing(
