@@ -142,6 +142,12 @@ def _run_chain(
             "agent.target is 'label', but nothing labels what is collected",
             hint="set collect.label, e.g. to expert; or leave out agent.target",
         )
+    planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
+    if settings.agent.trace == "vtrace" and not all(each.logp for each in planned):
+        raise UsageError(
+            "agent.trace is 'vtrace', but what is collected has no logp",
+            hint="set collect.logp=true, or agent.trace=retrace, which does without",
+        )
     directory = RunDirectory(run)
     places = places_in_chain(settings, run)
     started, spaces, horizon = time.monotonic(), None, None
@@ -149,7 +155,6 @@ def _run_chain(
         stored = {} if fresh else directory.load_document()
         collect, train = settings.collect, with_stored_window(settings.train, stored)
         if settings.env.name:
-            planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
             collects = [collect_steps(each) for each in planned]
             collect = with_actors(collect, settings.env, stored, collects=collects, listener=listener)
         settings = settings.model_copy(update={"collect": collect, "train": train})

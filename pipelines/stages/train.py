@@ -31,7 +31,7 @@ from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
-from pipelines.training.data import require_labels, wait_for
+from pipelines.training.data import require_columns, wait_for
 from pipelines.training.trainer import Trainer
 
 
@@ -83,7 +83,7 @@ def run(
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             schema = opened[0].only_schema()
-            require_labels(schema, settings.agent, lake=opened[0].name)
+            require_columns(schema, settings.agent, lake=opened[0].name)
             spaces = schema.spaces
         with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
