@@ -93,8 +93,8 @@ class Chain:
         optional = context.schema.optional
         if optional and names & context.schema.spaces.observation.keys():
             raise UsageError(
-                f"'{' + '.join(texts)}' changes what is observed, but {OPTIONAL[optional[0]]} are of the observations "
-                "that were made",
+                f"'{' + '.join(texts)}' changes what is observed, but the lake has {OPTIONAL[optional[0]]} of the "
+                "observations that were made",
                 hint=f"relabel a lake that was collected without collect.{optional[0]}",
             )
         read = {name for each in self._relabelers for name in each.reads}
