@@ -413,9 +413,10 @@ class AgentSettings(SettingsModel):
     """Factor of all rewards while learning (scaled rewards)."""
     n_step: Positive = 1
     """Rewards summed before the bootstrap value (n-step targets)."""
-    trace: Literal["none", "peng", "tree-backup", "retrace"] = "none"
+    trace: Literal["none", "peng", "tree-backup", "retrace", "vtrace"] = "none"
     """Targets: none: n-step; peng: Q(lambda) without correction; tree-backup: as far as the policy would have taken the
-    dataset actions; retrace: as far as the policy takes them at least as often as uniform play does."""
+    dataset actions; retrace: as far as the policy takes them at least as often as the data's policy did (see
+    `collect.logp`), or, where the data does not say, as uniform play does; vtrace: V-trace, which needs to know."""
     trace_decay: Probability = 0.95
     """Lambda of the traces."""
     actor_weight: Annotated[float, Field(ge=0)] | None = None

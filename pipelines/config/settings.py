@@ -277,6 +277,9 @@ class CollectSettings(SettingsModel):
     label: Annotated[str, BEHAVIOUR] = ""
     """Policy whose action at every step is stored as its label, for `agent.target = "label"`: `expert`,
     `RUN[@CHECKPOINT]`, `BUNDLE` or `module:attr`. It sees what the acting policy does. Empty: no labels."""
+    logp: Annotated[bool, BEHAVIOUR] = False
+    """Store the log-probability of every executed action, exploration included, in the column `logp`, for `agent.trace`
+    = "vtrace" or "retrace": of random play with Discrete actions, and of agents with Discrete actions or a grid."""
     opponents: Annotated[_Names, BEHAVIOUR] = ()
     """Who plays the other seats of a game, one of these in each episode, with equal shares: `random`, `expert`,
     `RUN[@CHECKPOINT]`, `BUNDLE`, `module:attr`, or SQL over the table `checkpoints` (`update`, `time`, `elo`) of the

@@ -217,6 +217,23 @@ class Exploration:
         self._steps = [steps] * len(self._steps)
 
     @property
+    def num_choices(self) -> int | None:
+        """The number of choices of which a random action is one, whatever was done before; None for other spaces, and
+        where noise persists."""
+        return self._space.n if isinstance(self._space, Discrete) and self.settings.persistence <= 1 else None
+
+    def mix(
+        self, log_prob: np.ndarray, actions: np.ndarray, epsilon: np.ndarray, observation: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Compute the log-probabilities (N,) of executed choices from those under the policy: of (1 - epsilon) pi(a) +
+        epsilon / n, since a random action may be what the policy would have done. n counts the legal choices."""
+        uniform: np.ndarray | float = 1 / (self.num_choices or 1)
+        if self._legal is not None:
+            uniform = self._legal.probability(observation, actions)
+        mixed: np.ndarray = np.log((1 - epsilon) * np.exp(log_prob) + epsilon * uniform)
+        return mixed
+
+    @property
     def progress(self) -> float:
         """Share of the annealing done, in [0, 1]."""
         return min(self.steps / self.settings.steps, 1.0)

@@ -30,6 +30,12 @@ class LegalActions:
                 hint=f"one number or bit for each choice; the observation has: {', '.join(spaces.observation)}",
             )
 
+    def probability(self, observation: Mapping[str, np.ndarray], actions: np.ndarray) -> np.ndarray:
+        """Compute the probability (N,) with which `draw` gives each of the Discrete `actions` (N,)."""
+        legal = observation[self.column] > 0
+        legal = legal | ~legal.any(axis=1, keepdims=True)
+        return np.where(legal[np.arange(len(actions)), actions], 1 / legal.sum(axis=1), 0.0)
+
     def draw(self, observation: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
         """Draw actions (N, ...) in stored form, uniform over what the observation (N, ...) allows."""
 

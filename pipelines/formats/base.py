@@ -45,7 +45,7 @@ class Importer(Protocol):
 
     `label` names it in file names, `fingerprint` changes with what is in it, `env` is its environment as far as it
     knows. `steps` is an estimate of all there are (None: unknown); `dropped` counts those that `batches` could not use.
-    `labelled`: its steps have labels.
+    `labelled`: its steps have labels; `logp`: they have log-probabilities of actions.
     """
 
     label: str
@@ -55,6 +55,7 @@ class Importer(Protocol):
     steps: int | None
     dropped: int
     labelled: bool
+    logp: bool
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield trajectories from number `start` on, as the lake stores them; each `info` has the tag `episode`.

@@ -74,7 +74,7 @@ def find_kind(file: Any) -> str | None:
 class _DemonstrationImporter(ABC):
     """An importer of trajectories that have arrays of their own; subclasses know how a file names them."""
 
-    labelled = False
+    labelled = logp = False
 
     source: str
     names: Mapping[str, str]

@@ -21,9 +21,10 @@ from pipelines.formats.make import find_exporter
 from pipelines.formats.manifest import MARK, digest_files
 from pipelines.formats.tables import croissant
 from pipelines.lake.reading import Reader, group_by_episode
+from pipelines.lake.schema import OPTIONAL
 from pipelines.lake.store import Lake
 
-_WITHOUT_LABELS = ("hdf5", "minari")
+_WITHOUT_OPTIONAL = ("hdf5", "minari")
 
 
 def export(
@@ -43,8 +44,10 @@ def export(
     whole = known.get("complete") and isinstance(files, dict) and all((to / name).is_file() for name in files)
     if whole and known.get("digest") == digest:
         return Exported(trajectories=len(episodes), steps=known["steps"], written=0, bytes=known["bytes"])
-    if form in _WITHOUT_LABELS and any(schema.labelled for schema in lake.schemas().values()):
-        listener(Notice(text=f"{form} has no place for labels: they are left out", level="warning"))
+    optional = [OPTIONAL[name] for name in OPTIONAL if any(name in each.optional for each in lake.schemas().values())]
+    if form in _WITHOUT_OPTIONAL and optional:
+        text = f"{form} has no place for {' and '.join(optional)}: they are left out"
+        listener(Notice(text=text, level="warning"))
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
 

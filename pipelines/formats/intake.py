@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.schema import ACTION, LABEL, LOGP, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 
 TOLERANCE = 1e-4  # of a bound's range: rounding of other tools, moved to the bound
@@ -23,7 +23,7 @@ class DecodedEpisodes:
 
     `rows`: T + 1 of each. `observation`: (R, ...) by column name; `action`, `reward`: (S, ...); `terminated`,
     `truncated`: of each trajectory; `reset`: (R,), None for none; `label`: (S, ...), of the observation that an action
-    was taken at, None where steps have none.
+    was taken at, None where steps have none; `logp`: (S,), log-probabilities of the actions, or None.
     """
 
     rows: Sequence[int]
@@ -34,10 +34,12 @@ class DecodedEpisodes:
     truncated: np.ndarray
     reset: np.ndarray | None = None
     label: np.ndarray | None = None
+    logp: np.ndarray | None = None
 
 
 class EpisodeValidator:
-    """The check and conversion of one dataset: decoded trajectories in, step columns out, with labels if `labelled`.
+    """The check and conversion of one dataset: decoded trajectories in, step columns out, with labels if `labelled`,
+    and with log-probabilities of actions if `logp`.
 
     `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
     `listener` hears once what is rounded.
@@ -51,9 +53,10 @@ class EpisodeValidator:
         clip: bool = False,
         native: bool = True,
         labelled: bool = False,
+        logp: bool = False,
         listener: Listener = silent,
     ) -> None:
-        self.schema = Schema(spaces, labelled=labelled)
+        self.schema = Schema(spaces, labelled=labelled, logp=logp)
         self._listener, self._reported = listener, False
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
@@ -93,6 +96,14 @@ class EpisodeValidator:
             not_last = np.ones(len(later), dtype=bool)
             not_last[ends] = False
             columns[LABEL] = _spread(self._convert_action(raw.label, place, name=LABEL), not_last)
+        if self.schema.logp:
+            if raw.logp is None:
+                raise InputMissing(f"{self._what}: trajectory {first} has no logp, unlike those before it")
+            logp = np.asarray(raw.logp)
+            _require_numbers(logp, LOGP, self._what)
+            logp = logp.reshape(-1).astype(np.float32)
+            place.require((logp <= 0) & np.isfinite(logp), LOGP, "is not the logarithm of a probability", of_step=True)
+            columns[LOGP] = _spread(logp, later)
         reward = np.asarray(raw.reward)
         _require_numbers(reward, REWARD, self._what)
         with np.errstate(over="ignore"):  # what is too large is not finite then

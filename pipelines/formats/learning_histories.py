@@ -99,6 +99,7 @@ class _Block:
 class _HistoryImporter(ABC):
     """An importer of histories; subclasses know how a file keeps their steps."""
 
+    logp = False
     source: str
     column: str
     """Of observations."""

@@ -33,7 +33,7 @@ from pipelines.formats.intake import (
     read_flags,
 )
 from pipelines.formats.records import as_json, read_info
-from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, LABEL, LOGP, OPTIONAL, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
@@ -42,7 +42,7 @@ _THEIRS = "_OBS_KEY_"
 _FILE_NAME = re.compile(r"(?P<env>[^_]+)_[0-9a-f]{8}_(?P<time>\d{1,12}(\.\d+)?)")
 _BUFFER = ("fifo", "protected", "buffer")  # folders below that of a dataset of AMAGO
 _NEEDED = ("actions", "rews", "dones")
-_OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, LABEL, RECORD})
+_OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, *OPTIONAL, RECORD})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class _File:
     reset: np.ndarray
     record: Mapping[str, Any] | None
     label: np.ndarray | None = None
+    logp: np.ndarray | None = None
 
 
 class NpzImporter:
@@ -82,7 +83,7 @@ class NpzImporter:
         self.steps: int | None = None
         self.dropped = 0
         self._exported = first.record is not None
-        self.labelled = first.label is not None
+        self.labelled, self.logp = first.label is not None, first.logp is not None
         self.spaces = self._find_spaces(first, request.spaces)
         self._intake = EpisodeValidator(
             self.spaces,
@@ -90,6 +91,7 @@ class NpzImporter:
             clip=self._settings.clip_actions,
             native=False,
             labelled=self.labelled,
+            logp=self.logp,
             listener=request.listener,
         )
         self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
@@ -151,8 +153,10 @@ class NpzImporter:
 
     def _require_same_columns(self, number: int, file: _File, path: Path) -> None:
         missing = [name for name in self.spaces.observation if name not in file.observation]
-        if (file.label is not None) != self.labelled:
-            raise InputMissing(f"'{path}' {'has no' if self.labelled else 'has'} labels, unlike the files before it")
+        for name, has, wanted in ((LABEL, file.label, self.labelled), (LOGP, file.logp, self.logp)):
+            if (has is not None) != wanted:
+                verb = "has no" if wanted else "has"
+                raise InputMissing(f"'{path}' {verb} {OPTIONAL[name]}, unlike the files before it")
         more = [name for name in file.observation if name not in self.spaces.observation]
         if missing or more:
             differences = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
@@ -184,6 +188,7 @@ class NpzImporter:
             truncated=np.array([file.truncated for file in files]) | ~over,
             reset=np.concatenate([file.reset for file in files]),
             label=np.concatenate([file.label for file in files if file.label is not None]) if self.labelled else None,
+            logp=np.concatenate([file.logp for file in files if file.logp is not None]) if self.logp else None,
         )
         columns = self._intake.columns(raw, first=held[0][0])
         return Trajectories(columns, raw.rows, [self._info(number, file) for number, file in held])
@@ -220,7 +225,7 @@ def is_flat(path: Path) -> bool:
 
 
 def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
-    missing = sorted(_OURS - {RECORD, LABEL} - values.keys())
+    missing = sorted(_OURS - {RECORD, *OPTIONAL} - values.keys())
     if missing:
         raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
     record = json.loads(str(values[RECORD])) if RECORD in values else {}
@@ -233,6 +238,7 @@ def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
         reset=values[RESET],
         record=record,
         label=values[LABEL][:-1] if LABEL in values else None,
+        logp=values[LOGP][1:] if LOGP in values else None,
     )
 
 

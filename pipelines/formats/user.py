@@ -40,7 +40,7 @@ _NEEDED = ("observations", "actions", "rewards", "terminated")
 class UserImporter:
     """The importer of a user's own trajectories; see the module."""
 
-    labelled = False
+    labelled = logp = False
 
     def __init__(self, request: Request) -> None:
         self._settings, self._name = request.settings, request.place

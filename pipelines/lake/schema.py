@@ -4,7 +4,8 @@
 executed action a_{t-1} and reward r_t (zeros in row 0), `terminated`, `truncated` (set in the last row only) and
 `reset` (1 where a soft reset returned the agent to the start within the rollout). In a labelled lake, row t also holds
 a `label`: the action that another policy would have taken at o_t, such as an expert. The last row of an episode has
-none (zeros), as no action follows.
+none (zeros), as no action follows. In a lake with `logp`, row t also holds the log-probability with which the collector
+took a_{t-1}, exploration included (zero in row 0).
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import numpy as np
 
 from pipelines.lake.spaces import Ragged, Spaces
 
-ACTION, REWARD, LABEL = "action", "reward", "label"
+ACTION, REWARD, LABEL, LOGP = "action", "reward", "label", "logp"
+OPTIONAL = {LABEL: "labels", LOGP: "logp"}  # columns that collect.NAME adds, and what messages call them
 TERMINATED, TRUNCATED, RESET = "terminated", "truncated", "reset"
 _BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One value per step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag, label). A
-    `ragged` column is padded with zeros and therefore always compressed.
+    """One value per step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag, label,
+    logp). A `ragged` column is padded with zeros and therefore always compressed.
     """
 
     name: str
@@ -66,10 +68,12 @@ def digest(data: Any) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """The step columns of an environment's spaces, with labels if they are `labelled`. Equal columns have equal ids."""
+    """The step columns of an environment's spaces, with labels if they are `labelled`, and with the actions'
+    log-probabilities if they have `logp`. Equal columns have equal ids."""
 
     spaces: Spaces
     labelled: bool = False
+    logp: bool = False
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -90,6 +94,7 @@ class Schema:
             Column(name=REWARD, dtype="float32", shape=(), role="reward"),
             *(Column(name=n, dtype="uint8", shape=(), role="flag") for n in (TERMINATED, TRUNCATED, RESET)),
             *([Column(name=LABEL, dtype=action.dtype, shape=action.shape, role="label")] if self.labelled else []),
+            *([Column(name=LOGP, dtype="float32", shape=(), role="logp")] if self.logp else []),
         )
 
     @cached_property
@@ -110,7 +115,17 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
-        return cls(Spaces.from_json(data["spaces"]), labelled=any(role == "label" for *_, role in data["columns"]))
+        roles = {role for *_, role in data["columns"]}
+        return cls(Spaces.from_json(data["spaces"]), labelled="label" in roles, logp="logp" in roles)
+
+    @property
+    def optional(self) -> list[str]:
+        """The optional columns that it has."""
+        return [name for name, has in ((LABEL, self.labelled), (LOGP, self.logp)) if has]
+
+    def find_difference(self, other: Schema) -> str | None:
+        """Find an optional column that only one of the two has; None if both have the same ones."""
+        return next((name for name in OPTIONAL if (name in self.optional) != (name in other.optional)), None)
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
         """Make zeroed step columns of `rows` rows."""

@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake.schema import Schema, digest
+from pipelines.lake.schema import LABEL, OPTIONAL, Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer, salvage
@@ -240,12 +240,14 @@ class Lake:
         if schema.id in self._schemas and not adds_labels:
             return schema.id
         known = self._schema_ids()
-        if known and (schema.id not in known or (adds_labels and Schema(schema.spaces).id in known)):
-            if any(held.spaces == schema.spaces for held in self.schemas().values()):
-                holds, wanted = ("without", "with") if schema.labelled else ("with", "without")
+        if known and (schema.id not in known or (adds_labels and replace(schema, labelled=False).id in known)):
+            alike = [held for held in self.schemas().values() if held.spaces == schema.spaces]
+            if column := next(filter(None, (held.find_difference(schema) for held in alike)), None):
+                holds, wanted = ("without", "with") if column in schema.optional else ("with", "without")
+                also = ", and relabel --with label:POLICY adds them" if column == LABEL else ""
                 raise InputMissing(
-                    f"lake '{self.name}' holds steps {holds} labels, not {wanted}",
-                    hint="choose another lake; collect.label stores labels, and relabel --with label:POLICY adds them",
+                    f"lake '{self.name}' holds steps {holds} {OPTIONAL[column]}, not {wanted}",
+                    hint=f"choose another lake; collect.{column} stores {OPTIONAL[column]}{also}",
                 )
             nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
@@ -255,7 +257,7 @@ class Lake:
         return schema.id
 
     def schema_of(self, spaces: Spaces, *, labels: bool = False) -> Schema:
-        """Return the lake's schema of these spaces; one without labels if it has none.
+        """Return the lake's schema of these spaces; one without optional columns if it has none.
 
         Where originals have no labels but versions of them do, `labels` chooses the schema of these versions.
         """

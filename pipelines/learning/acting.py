@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pipelines.envs.draws import SharedDraws
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
+from pipelines.nets.actor import Categorical
 from pipelines.nets.cache import Memory
 from pipelines.nets.compute import DTYPES, autocast
 from pipelines.nets.sequence import Stepper
@@ -43,6 +44,7 @@ class AgentPolicy:
         self._places: Sequence[slice] = [slice(0, num_actors)]
         self._memories = [self._memory(num_actors)]
         self._step: Stepper | None = None
+        self._last: dict[int, tuple[Tensor, Tensor | None]] = {}  # by group: what its last actions were drawn from
 
     def _memory(self, num_actors: int) -> Memory:
         return self.agent.sequence.memory(
@@ -92,12 +94,32 @@ class AgentPolicy:
         time: np.ndarray,
         noise_NZ: Tensor | None,
     ) -> np.ndarray:
-        params_NP, legal = self.parameters(observation, prev_action, prev_reward, time, part)
+        params_NP, legal = self._last[part] = self.parameters(observation, prev_action, prev_reward, time, part)
         if noise_NZ is None:
             features_NF = self._policy.mode(params_NP, legal)
         else:
             features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
         return self._policy.to_stored(features_NF).cpu().numpy()
+
+    @property
+    def num_choices(self) -> int | None:
+        """The number of choices, of Discrete actions or points of a grid; None for other actions."""
+        return self._policy.num_params if isinstance(self._policy, Categorical) else None
+
+    @torch.no_grad()
+    def log_prob(self, actions: np.ndarray, part: int | None = None) -> np.ndarray:
+        """Compute the log-probabilities (N,) of any choices where `act` last acted, of 0 or 1 if it is greedy."""
+        assert isinstance(self._policy, Categorical)
+        if part is None:
+            return np.concatenate([self.log_prob(actions[here], number) for number, here in enumerate(self._places)])
+        params_NP, legal = self._last[part]
+        index_N = self._policy.index(self._tensor(actions))
+        if self.greedy:
+            probs_N = (index_N == self._policy.most_likely(params_NP, legal)).double()
+        else:
+            probs_N = self._policy.probs(params_NP, legal).double().gather(-1, index_N[:, None])[:, 0]
+        log_probs: np.ndarray = probs_N.log().cpu().numpy()
+        return log_probs
 
     @torch.no_grad()
     def parameters(

@@ -33,6 +33,7 @@ from pipelines.learning.objectives import (
     draw,
     n_step_targets,
     trace_targets,
+    vtrace_values,
 )
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.learning.reference import ReferencePolicy
@@ -43,7 +44,10 @@ from pipelines.nets.sequence import make_sequence_encoder
 from pipelines.nets.timestep import make_timestep_encoder
 
 Metrics = dict[str, Tensor]
-_CORRECTED = ("tree-backup", "retrace")  # traces that need the policy's probability of the dataset actions
+_CORRECTED = ("tree-backup", "retrace", "vtrace")  # traces that need the policy's probability of the dataset actions
+
+
+_LARGEST_LOG = 80.0  # whose exponential is finite: an infinite one times a probability of 0 would be NaN
 
 
 class Agent(nn.Module):
@@ -300,14 +304,20 @@ class Agent(nn.Module):
         rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated
         if settings.trace in _CORRECTED:
             assert isinstance(heads, ExactHeads)
-            following = index.take(torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1))
+            following = index.take(_later(batch.action))
             value_NG, taken_NG, prob_NG = heads.next_and_taken_values(
                 next_h_ND, params_NGP, legal, drawn_MNG, self.reduction, following
             )
             value_BTG, taken_BTG = self._scaled_rewards(value_NG, index), self._scaled_rewards(taken_NG, index)
-            if settings.trace == "retrace":
-                prob_NG = (prob_NG * self._choices(legal)).clamp_max(1.0)
+            if settings.trace != "tree-backup":  # 1 / mu(a), or as if the data were uniform play
+                inverse = self._choices(legal)
+                if batch.logp is not None:
+                    inverse = index.take(_later(batch.logp)).neg().clamp_max(_LARGEST_LOG).exp()[:, None]
+                prob_NG = (prob_NG * inverse).clamp_max(1.0)
             trace_BTG = settings.trace_decay * index.scatter(prob_NG)
+            if settings.trace == "vtrace":
+                rho_BTG = index.scatter(prob_NG)
+                value_BTG, taken_BTG = vtrace_values(*rewards, value_BTG, rho_BTG, self.gamma_G, batch.mask)
             target_BTG = trace_targets(*rewards, value_BTG, taken_BTG, trace_BTG, self.gamma_G, batch.mask)
             return batch.counted.take(target_BTG)
         value_NG = heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
@@ -500,3 +510,9 @@ def _count_shown_features(spaces: Spaces, columns: Sequence[str]) -> int:
             hint=f"the observation has: {', '.join(spaces.observation)}",
         )
     return sum(spaces.observation[name].flat_size for name in columns)
+
+
+def _later(column_BR: Tensor) -> Tensor:
+    """Select, for each step (B, T, ...), the row of what is done after it, from all rows (B, T + 1, ...). The last step
+    has none, and its value has no effect."""
+    return torch.cat((column_BR[:, 2:], column_BR[:, -1:]), 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipelines.errors import IntegrityError, UsageError
-from pipelines.lake.schema import ACTION, LABEL, REWARD, TERMINATED
+from pipelines.lake.schema import ACTION, LABEL, LOGP, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, MultiDiscrete, Spaces
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
@@ -109,8 +109,9 @@ class TensorBatch:
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
     unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights
     of the losses of windows; None: all 1. `label` (B, T + 1, ...): row t is that of the action from t; None: labels
-    are not used. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row) are
-    known without a device sync.
+    are not used. `logp` (B, T + 1): row t + 1 is the log-probability with which the data's policy took the action from
+    t; None: it is unknown, or not used. `lengths` (valid rows of each window) and `last_time` (the maximum time index
+    of a valid row) are known without a device sync.
     """
 
     observation: Mapping[str, Tensor]
@@ -125,6 +126,7 @@ class TensorBatch:
     last_time: int
     importance: Tensor | None = None
     label: Tensor | None = None
+    logp: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -145,11 +147,13 @@ class TensorBatch:
         *,
         loss_mask: str = "",
         labelled: bool = False,
+        logp: bool = False,
     ) -> TensorBatch:
         """Convert windows, cut to the longest of the batch, and move them to `device`.
 
         Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
-        `loss_mask`, if one is named. `labelled`: with the labels.
+        `loss_mask`, if one is named. `labelled`: with the labels; `logp`: with the
+        log-probabilities of actions.
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
@@ -188,6 +192,7 @@ class TensorBatch:
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _to_tensor(windows.importance, device).float(),
             label=_to_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
+            logp=_to_tensor(windows.columns[LOGP][:, :rows], device).float() if logp else None,
         )
 
     def split(self, parts: int) -> list[TensorBatch]:

@@ -231,6 +231,30 @@ def trace_targets(
     return target
 
 
+def vtrace_values(
+    reward_BT: Tensor,
+    terminated_BT: Tensor,
+    next_value_BTG: Tensor,
+    rho_BTG: Tensor,
+    gamma_G: Tensor,
+    mask_BT: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute the arguments `next_value_BTG` and `next_q_BTG` with which `trace_targets` gives V-trace (Espeholt et al.
+    2018, arXiv 1802.01561, section 4.1): y_t = r_t + gamma v_{t+1}, where
+
+        v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})
+            = V_t + rho_t (y'_t - V_t) + c_t (y_t - y'_t),    y'_t = r_t + gamma V_{t+1}.
+
+    `rho_BTG[t]` is rho_{t+1} = min(1, pi / mu) of the action taken after the step; the trace coefficients are c.
+    """
+    one_step_BTG = n_step_targets(reward_BT, terminated_BT, next_value_BTG, gamma_G, mask_BT)
+    goes_on_BT1 = (mask_BT[:, 1:] & ~terminated_BT[:, :-1])[..., None]
+    value_BTG, following_BTG = next_value_BTG.clone(), next_value_BTG.clone()
+    following_BTG[:, :-1] = torch.where(goes_on_BT1, one_step_BTG[:, 1:], next_value_BTG[:, :-1])
+    value_BTG += rho_BTG * (following_BTG - next_value_BTG)
+    return value_BTG, following_BTG
+
+
 def draw(noise: Tensor, subset: int) -> Tensor:
     """Draw `subset` of the C critics without replacement, at every place: uniforms (C, ...) -> indices (M, ...)."""
     return noise.topk(subset, dim=0).indices

@@ -18,7 +18,7 @@ from pipelines.config.settings import GoalSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.overlays import OverlayBatch
-from pipelines.lake.schema import LABEL, RESET, Schema
+from pipelines.lake.schema import LABEL, OPTIONAL, RESET, Schema
 from pipelines.registry import Registry
 from pipelines.relabelers.paths import Paths, make_keys
 
@@ -114,10 +114,12 @@ class Chain:
                 f"'{' + '.join(texts)}': labels are of trajectories as they were recorded",
                 hint="give label:POLICY alone; relabel again for other versions",
             )
-        if context.schema.labelled and names & context.schema.spaces.observation.keys():
+        optional = context.schema.optional
+        if optional and names & context.schema.spaces.observation.keys():
             raise UsageError(
-                f"'{' + '.join(texts)}' changes what is observed, but labels are of the observations that were made",
-                hint="relabel a lake that was collected without collect.label",
+                f"'{' + '.join(texts)}' changes what is observed, but the lake has {OPTIONAL[optional[0]]} of the "
+                "observations that were made",
+                hint=f"relabel a lake that was collected without collect.{optional[0]}",
             )
         read = {name for each in self._relabelers for name in each.reads}
         # A label of a whole trajectory has to be stored with some column: the smallest.

@@ -206,6 +206,7 @@ class Collector:
                     histories=bool(plan.settings.collect.tasks),
                     cutting=self._cutting,
                     labeller=make_labeller(plan.settings, self.env, seed=seeds.policy),
+                    logp=plan.settings.collect.logp,
                 ),
                 on_failure=self._report_failure,
                 on_env_error=plan.settings.collect.on_env_error,

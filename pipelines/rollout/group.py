@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, StepResult, rows_not_finite
-from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.schema import ACTION, LABEL, LOGP, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
@@ -65,6 +66,7 @@ class Recorder:
         terminated: np.ndarray,
         truncated: np.ndarray,
         reset: np.ndarray,
+        logp: np.ndarray | None = None,
     ) -> None:
         """Record the row that `action` led to, for all actors."""
         self._now += 1
@@ -80,6 +82,8 @@ class Recorder:
         buffers[RESET][now] = reset
         if self.schema.labelled:
             buffers[LABEL][now] = 0  # until `label` is called for this row
+        if logp is not None:
+            buffers[LOGP][now] = logp
 
     def label(self, labels: np.ndarray) -> None:
         """Record the labels (N, ...) of the newest row, from which all actors are about to act."""
@@ -128,13 +132,28 @@ class Recorder:
         self._begun -= oldest
 
 
+@dataclass(frozen=True)
+class ChosenStep:
+    """The actions (N, ...) of a step, the exploration rates that applied, and the log-probabilities (N,) with which the
+    actions were taken, where these are stored."""
+
+    actions: np.ndarray
+    epsilon: np.ndarray | float
+    logp: np.ndarray | None = None
+
+    def of(self, place: slice) -> ChosenStep:
+        """Take the part of some actors."""
+        epsilon = self.epsilon if isinstance(self.epsilon, float) else self.epsilon[place]
+        return ChosenStep(self.actions[place], epsilon, None if self.logp is None else self.logp[place])
+
+
 class ActorGroup:
     """The actors of one part of an environment; `place` is their slice of all actors of a rollout.
 
     `time` counts the steps of each actor's episode, 0 if none is running; `chunk` the pieces of it that were cut off so
     far. `kept_steps`: of an episode that was cut, rows that stay readable. `strikes`: consecutive failures of each
     actor's environment. `history_index`: the place of each actor's episode in its history; None if episodes are not
-    stored as histories. `pending`: actions whose step is in progress, and their exploration rate; `waits_on`: pending
+    stored as histories. `pending`: the step in progress; `waits_on`: pending
     results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of the exploration rates of all
     steps of all actors.
     """
@@ -149,13 +168,14 @@ class ActorGroup:
         kept_steps: int = 0,
         histories: bool = False,
         labelled: bool = False,
+        logp: bool = False,
     ) -> None:
         self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
         self.recorder: Recorder | None = None
         if recorded:
             rows = min(2 * (env.spec.horizon or _FIRST_ROWS) + 2, _FIRST_ROWS)
-            self.recorder = Recorder(Schema(spaces, labelled=labelled), n, rows=rows, kept=kept_steps)
+            self.recorder = Recorder(Schema(spaces, labelled=labelled, logp=logp), n, rows=rows, kept=kept_steps)
         self.observation: Mapping[str, np.ndarray] | None = None
         self.action = zeros(spaces.action, (n,))
         self.reward = np.zeros(n, dtype=np.float32)
@@ -168,7 +188,7 @@ class ActorGroup:
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
         self._paid: list[list[float]] = [[] for _ in range(n)]  # cumulative return at the end of each attempt
         self.strikes = np.zeros(n, dtype=np.int64)
-        self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
+        self.pending: ChosenStep | None = None
         self.waits_on: set[int] = set()
         self._floats = [name for name, space in spaces.observation.items() if space.dtype.startswith("float")]
 
@@ -200,12 +220,12 @@ class ActorGroup:
         assert self.recorder is not None
         self.recorder.label(labels)
 
-    def add(self, actions: np.ndarray, result: StepResult, epsilon: np.ndarray | float) -> None:
+    def add(self, step: ChosenStep, result: StepResult) -> None:
         """Record a step of all actors."""
+        actions, epsilon = step.actions, step.epsilon
         if self.recorder is not None:
-            self.recorder.add(
-                result.observation, actions, result.reward, result.terminated, result.truncated, result.reset
-            )
+            ends = result.terminated, result.truncated, result.reset
+            self.recorder.add(result.observation, actions, result.reward, *ends, step.logp)
         self.observation, self.action, self.reward = result.observation, actions, result.reward
         self.time += 1
         self.total += result.reward

@@ -35,11 +35,12 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Spaces, make_grid
 from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
+from pipelines.nets.actor import Categorical, make_distribution
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.learners import is_learner, make_learner
 from pipelines.rollout.opponents import Groups, OpponentLoader, name_opponents, refuse_workers
-from pipelines.rollout.policies import Acting, Policy, load_policy, trained
+from pipelines.rollout.policies import Acting, Policy, RandomPolicy, load_policy, require_log_prob, trained
 from pipelines.rollout.rollout import Cutting
 
 _CONTEXTS = 8  # in a piece, and kept of an episode for a new policy's memory
@@ -230,7 +231,7 @@ class CollectionPlan:
 
     def make_schema(self, spaces: Spaces) -> Schema:
         """Make the schema of what is stored."""
-        return Schema(spaces, labelled=bool(self.settings.collect.label))
+        return make_schema(spaces, self.settings.collect)
 
     def choose_cutting(self, horizon: int | None) -> Cutting:
         """Choose how episodes of at most `horizon` steps (None: unknown) are stored in pieces."""
@@ -342,6 +343,11 @@ class EvaluationPlan:
         return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, own=own)
 
 
+def make_schema(spaces: Spaces, wanted: CollectSettings) -> Schema:
+    """Make the schema of what is stored in an environment of these spaces."""
+    return Schema(spaces, labelled=bool(wanted.label), logp=wanted.logp)
+
+
 def make_labeller(settings: Settings, env: Env, *, seed: int) -> Policy | None:
     """Make the policy whose actions are stored as labels; None without labels. UsageError for a learner, and for an
     expert that the environment does not have."""
@@ -352,6 +358,21 @@ def make_labeller(settings: Settings, env: Env, *, seed: int) -> Policy | None:
         hint = "give expert, RUN[@CHECKPOINT], BUNDLE or module:attr"
         raise UsageError(f"collect.label = '{name}': a learner does not learn from what others do", hint=hint)
     return load_policy(name, env, seed=seed, greedy=True, action_mask=settings.agent.action_mask).policy
+
+
+def require_probabilities(settings: Settings, env: Env) -> None:
+    """Raise UsageError if a stage of a chain is to store log-probabilities that its policy does not know."""
+    wanted, actions = settings.collect, env.spec.spaces.action
+    if not wanted.logp:
+        return
+    if wanted.policy == "auto":  # the agent, which is not made yet, knows them if random play on its choices does
+        distribution = make_distribution(actions, settings.agent.actor)
+        policy: Policy = RandomPolicy(distribution.space if isinstance(distribution, Categorical) else actions, seed=0)
+    else:
+        policy = NamedPolicy.of(settings, wanted)(env, 0).policy
+    single = settings.model_copy(update={"collect": wanted.model_copy(update={"actors": 1})})
+    plan = CollectionPlan(settings=single, place="", name="")
+    require_log_prob(policy, plan.make_exploration(env.spec, seed=0, before=0))
 
 
 def require_opponents(
@@ -397,6 +418,7 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
         "greedy": wanted.greedy,
         **({"tasks": list(wanted.tasks), "copies": wanted.copies} if wanted.tasks else {}),
         **({"label": _describe_policy(wanted.label)} if wanted.label else {}),
+        **({"logp": True} if wanted.logp else {}),
         **({"opponents": [_describe_policy(name) for name in wanted.opponents]} if wanted.opponents else {}),
         **({"learner": wanted.learner.model_dump(mode="json")} if is_learner(policy) else {}),
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,

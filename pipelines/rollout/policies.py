@@ -16,10 +16,10 @@ from pipelines.config.places import AMAGO, find_bundle
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.draws import SharedDraws
 from pipelines.envs.env import Env, EnvSpec, EpisodeCounter
-from pipelines.envs.exploration import random_actions
+from pipelines.envs.exploration import Exploration, random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
-from pipelines.lake.spaces import Space, Spaces
+from pipelines.lake.spaces import Discrete, Space, Spaces
 from pipelines.lake.store import describe_difference
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
@@ -40,6 +40,8 @@ class Policy(Protocol):
     `observation`: columns (N, ...); `prev_action` (N, ...) and `prev_reward` (N,) are the transition that led to it,
     and zero at the start of an episode; `time` (N,) int64 is the step within the episode: 0 resets the actor's memory.
     Actions are returned in the conventions of `lake.spaces`.
+
+    `collect.logp` needs a policy of choices that also has `num_choices` and `log_prob` (`ChoicePolicy`).
 
     A policy may also have `split(sizes) -> bool`. If it returns True, `act(..., part=k)` acts for the k-th group of
     consecutive actors alone, with the same result as for all together. Groups may be some steps ahead of one another;
@@ -68,6 +70,18 @@ class Actors(Protocol):
     def episodes(self) -> EpisodeCounter: ...
 
 
+@runtime_checkable
+class ChoicePolicy(Policy, Protocol):
+    """A policy of choices that knows how probable they were. `num_choices`: None where its actions are no choices."""
+
+    @property
+    def num_choices(self) -> int | None: ...
+
+    def log_prob(self, actions: np.ndarray, part: int | None = None) -> np.ndarray:
+        """Compute the log-probabilities (N,) of any `actions` where `act` last acted (for group `part`)."""
+        ...
+
+
 class RandomPolicy:
     """Uniform over the action space, or over the actions that `legal` allows."""
 
@@ -75,6 +89,7 @@ class RandomPolicy:
         self._space, self._legal = space, legal
         self._rng = np.random.default_rng([seed, _STREAM])
         self._num_actors = 0
+        self._seen: Mapping[str, np.ndarray] = {}
         self._tape = SharedDraws(lambda: self._drawn(self._num_actors))
 
     def split(self, sizes: Sequence[int]) -> bool:
@@ -91,9 +106,23 @@ class RandomPolicy:
         time: np.ndarray,
         part: int | None = None,
     ) -> np.ndarray:
+        self._seen = observation
         if self._legal is not None:
             return self._legal.draw(observation, self._rng)
         return self._drawn(len(time)) if part is None else self._tape.take(part)[self._tape.places[part]]
+
+    @property
+    def num_choices(self) -> int | None:
+        """The number of choices; None for other spaces."""
+        return self._space.n if isinstance(self._space, Discrete) else None
+
+    def log_prob(self, actions: np.ndarray, part: int | None = None) -> np.ndarray:
+        """Compute the log-probabilities (N,) of `actions` at the observation of the last `act`."""
+        if self._legal is None:
+            return np.full(len(actions), -np.log(self.num_choices or 1))
+        with np.errstate(divide="ignore"):
+            log_prob: np.ndarray = np.log(self._legal.probability(self._seen, actions))
+        return log_prob
 
     def _drawn(self, num_actors: int) -> np.ndarray:
         return random_actions(self._space, num_actors, self._rng)
@@ -139,6 +168,26 @@ class FunctionPolicy:
         time: np.ndarray,
     ) -> np.ndarray:
         return self._function(observation, prev_action, prev_reward, time)
+
+
+def require_log_prob(policy: Policy, exploration: Exploration | None) -> ChoicePolicy:
+    """Return `policy` if it knows the log-probabilities of what it does with this `exploration`; else UsageError."""
+    if exploration is not None and exploration.settings.persistence > 1:
+        raise UsageError(
+            "collect.logp: the probability of an action is unknown where random actions persist",
+            hint="set exploration.persistence=1, or leave out collect.logp",
+        )
+    if not isinstance(policy, ChoicePolicy) or policy.num_choices is None:
+        raise UsageError(
+            "collect.logp: this policy does not give the probabilities of its actions",
+            hint="those of random play with Discrete actions are known, and of agents with Discrete actions or a grid",
+        )
+    if exploration is not None and exploration.num_choices != policy.num_choices:
+        raise UsageError(
+            f"collect.logp: the policy chooses among {policy.num_choices} points of a grid, but exploration does not",
+            hint="set agent.actor.distribution=grid and agent.actor.grid_points as the policy has them",
+        )
+    return policy
 
 
 def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) -> Policy:

@@ -22,9 +22,9 @@ from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
-from pipelines.rollout.group import ActorGroup, JoinedGroups, both, mean_epsilon, next_to_end
+from pipelines.rollout.group import ActorGroup, ChosenStep, JoinedGroups, both, mean_epsilon, next_to_end
 from pipelines.rollout.learners import HistoryLearner
-from pipelines.rollout.policies import Policy
+from pipelines.rollout.policies import Policy, require_log_prob
 
 UNFINISHED = "unfinished"  # tag of an episode cut short by the end of the rollout
 OnError = Literal["stop", "restart"]
@@ -58,7 +58,8 @@ class Recording:
     Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
     with no success (they did not fail), and left out of all means. With `histories`, the episodes of each actor are a
     history. Counts and means are those of whole episodes, even where pieces of them are stored. `labeller`: a policy
-    whose actions are stored as labels, and not executed.
+    whose actions are stored as labels, and not executed. `logp`: with the log-probabilities of executed actions, which
+    UsageError refuses for a policy or an exploration that does not know them.
     """
 
     sink: Sink
@@ -67,6 +68,7 @@ class Recording:
     histories: bool = False
     cutting: Cutting = Cutting()
     labeller: Policy | None = None
+    logp: bool = False
 
 
 class Rollout:
@@ -115,6 +117,7 @@ class Rollout:
                     kept_steps=cutting.kept,
                     histories=recording is not None and recording.histories,
                     labelled=self._labeller is not None,
+                    logp=recording is not None and recording.logp,
                 )
             )
             first += part.num_envs
@@ -137,6 +140,8 @@ class Rollout:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self.settle()
+        wants_logp = self._recording is not None and self._recording.logp
+        self._choices = require_log_prob(policy, self.exploration) if wants_logp else None
         self._policy, sizes = policy, [group.env.num_envs for group in self._groups]
         splitting = [policy, *(each for each in (self._labeller, self.exploration) if each is not None)]
         self._overlapping = len(sizes) > 1 and all(_split(each, sizes) for each in splitting)
@@ -231,11 +236,10 @@ class Rollout:
             return
         self._catch_up()
         groups = self._groups
-        actions, epsilon = self._act(groups[0] if len(groups) == 1 else JoinedGroups(groups), None)
+        step = self._act(groups[0] if len(groups) == 1 else JoinedGroups(groups), None)
         self._rounds += 1
         for group in groups:
-            share = epsilon if isinstance(epsilon, float) else epsilon[group.place]
-            self._start(group, actions[group.place], share)
+            self._start(group, step.of(group.place))
         if len(groups) == 1:
             self._catch_up()
         self._hand_over(if_due=True)
@@ -264,7 +268,7 @@ class Rollout:
         while True:
             for group in self._groups:
                 if group.pending is None and group.rounds < self._rounds:
-                    self._start(group, *self._act(group, group.number))
+                    self._start(group, self._act(group, group.number))
             rounds = [group.rounds for group in self._groups]
             if max(rounds) == self._rounds and min(rounds) >= self._rounds - behind:
                 return
@@ -279,8 +283,8 @@ class Rollout:
         """The number of actor steps still missing in rounds that have started."""
         return sum((self._rounds - group.rounds) * group.env.num_envs for group in self._groups)
 
-    def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
-        """Choose the actions for a group, or for all actors, and their exploration rates."""
+    def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> ChosenStep:
+        """Choose the actions for a group, or for all actors."""
         began = time.perf_counter()
         observation = actors.observation
         assert observation is not None
@@ -294,8 +298,14 @@ class Rollout:
         epsilon: np.ndarray | float = explored
         if self.exploration is not None:
             actions, epsilon = self.exploration(actions, actors.time, observation, part)
+        actions = actions.astype(actors.action.dtype, copy=False)
+        logp = None
+        if self._choices is not None:
+            logp = self._choices.log_prob(actions, **given)
+            if self.exploration is not None:
+                logp = self.exploration.mix(logp, actions, np.asarray(epsilon), observation)
         self._policy_seconds += time.perf_counter() - began
-        return actions.astype(actors.action.dtype, copy=False), epsilon
+        return ChosenStep(actions, epsilon, logp)
 
     def _check_actions(self, actions: np.ndarray, like: np.ndarray, whose: str) -> np.ndarray:
         """Return actions within their bounds. StageFailed if they are not of the shape of `like`."""
@@ -305,10 +315,10 @@ class Rollout:
             )
         return np.clip(actions, -1.0, 1.0) if self._action_is_box else actions
 
-    def _start(self, group: ActorGroup, actions: np.ndarray, epsilon: np.ndarray | float) -> None:
+    def _start(self, group: ActorGroup, step: ChosenStep) -> None:
         began = time.perf_counter()
-        group.env.begin_step(actions)
-        group.pending = actions, epsilon
+        group.env.begin_step(step.actions)
+        group.pending = step
         group.waits_on.update(group.env.waits_on)
         self._env_seconds += time.perf_counter() - began
 
@@ -316,7 +326,7 @@ class Rollout:
         """Complete the group's step, if one is in progress; `last`: do not start new episodes."""
         if group.pending is None:
             return
-        (actions, epsilon), turn = group.pending, (group.rounds, group.number)
+        step, turn = group.pending, (group.rounds, group.number)
         group.pending, group.rounds = None, group.rounds + 1
         group.waits_on.clear()
         began = time.perf_counter()
@@ -332,7 +342,7 @@ class Rollout:
             if self._chunk_steps and len(due := group.running(self._chunk_steps)):
                 self._finished.put(turn, group.cut(due, self._info(), self._count_updates(group, due)))
             observed = group.observation
-            group.add(actions, result, epsilon)
+            group.add(step, result)
             self.total_steps += len(failed)
         if error is not None:
             failed[[actor for failure in error.failures for actor in failure.actors]] = True
@@ -343,7 +353,8 @@ class Rollout:
             steps = {name: values[learns] for name, values in observed.items()}
             ended = (result.terminated | result.reset)[learns]
             after = {name: values[learns] for name, values in result.observation.items()}
-            self._policy.learn(group.place.start + learns, steps, actions[learns], result.reward[learns], ended, after)
+            rewards = result.reward[learns]
+            self._policy.learn(group.place.start + learns, steps, step.actions[learns], rewards, ended, after)
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():

@@ -92,7 +92,7 @@ class _Ingestion:
         self, settings: Settings, source: Importer, existing: Lake | None, *, name: str, listener: Listener
     ) -> None:
         self._settings, self._source, self._existing, self.name = settings, source, existing, name
-        self._listener, self._schema = listener, Schema(source.spaces, labelled=source.labelled)
+        self._listener, self._schema = listener, Schema(source.spaces, labelled=source.labelled, logp=source.logp)
         self._place = f"{settings.source.name}"
         self.before = self._next = self._expired = 0
         if existing is not None:

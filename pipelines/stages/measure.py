@@ -19,7 +19,7 @@ from pipelines.data.batch import Batch
 from pipelines.envs.env import Env
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
-from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
+from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Ragged
 from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
@@ -250,6 +250,8 @@ class _Stopwatch:
             found = np.concatenate([each.columns[column.name] for each in stored])
             repeated = found[np.arange(windows * rows) % len(found)]
             columns[column.name] = repeated.reshape(windows, rows, *column.shape)
+        if learner.agent_settings.trace == "vtrace":  # random play does not know it on a grid
+            columns[LOGP] = np.zeros((windows, rows), dtype=np.float32)
         columns[TERMINATED][:, :-1] = columns[TRUNCATED][:, :-1] = 0
         return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
 

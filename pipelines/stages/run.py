@@ -29,7 +29,6 @@ from pipelines.envs.env import Env
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.make import open_importer
-from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
@@ -40,7 +39,15 @@ from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
 from pipelines.rollout.opponents import is_sql
-from pipelines.rollout.plan import CollectionPlan, MakePolicy, NamedPolicy, make_labeller, require_opponents
+from pipelines.rollout.plan import (
+    CollectionPlan,
+    MakePolicy,
+    NamedPolicy,
+    make_labeller,
+    make_schema,
+    require_opponents,
+    require_probabilities,
+)
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
@@ -135,6 +142,12 @@ def _run_chain(
             "agent.target is 'label', but nothing labels what is collected",
             hint="set collect.label, e.g. to expert; or leave out agent.target",
         )
+    planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
+    if settings.agent.trace == "vtrace" and not all(each.logp for each in planned):
+        raise UsageError(
+            "agent.trace is 'vtrace', but what is collected has no logp",
+            hint="set collect.logp=true, or agent.trace=retrace, which does without",
+        )
     directory = RunDirectory(run)
     places = places_in_chain(settings, run)
     started, spaces, horizon = time.monotonic(), None, None
@@ -142,7 +155,6 @@ def _run_chain(
         stored = {} if fresh else directory.load_document()
         collect, train = settings.collect, with_stored_window(settings.train, stored)
         if settings.env.name:
-            planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
             collects = [collect_steps(each) for each in planned]
             collect = with_actors(collect, settings.env, stored, collects=collects, listener=listener)
         settings = settings.model_copy(update={"collect": collect, "train": train})
@@ -152,6 +164,8 @@ def _run_chain(
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
                 make_labeller(settings, env, seed=0)
+                for each in planned:
+                    require_probabilities(settings.model_copy(update={"collect": each}), env)
                 evaluations = {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}
                 others = {settings.collect.opponents, *(evaluating.opponents for evaluating in evaluations)}
                 require_opponents(settings, others, env, run, listener)
@@ -361,9 +375,9 @@ class ChainRunner:
     def _mixed(self, step: PlannedStage, listener: Listener) -> list[tuple[Lake, Share]]:
         """List every lake that the chain samples from, with its current weight."""
         if not self._lakes:
-            spaces, own = self._training(listener).learner.spaces, self.settings.collect.label
+            spaces = self._training(listener).learner.spaces
             present = next(filter(None, map(Lake.find, self._places)), None)
-            schema = Schema(spaces, labelled=bool(own)) if present is None else present.schema_of(spaces)
+            schema = make_schema(spaces, self.settings.collect) if present is None else present.schema_of(spaces)
             opened = open_in_chain(self._places, schema, own=self.directory.lake, listener=listener)
             self._lakes = dict(zip(self._places, opened, strict=True))
         now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}

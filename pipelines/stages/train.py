@@ -18,6 +18,7 @@ from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.schema import LABEL, OPTIONAL
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.sql.selection import select
@@ -30,7 +31,7 @@ from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
-from pipelines.training.data import require_labels, wait_for
+from pipelines.training.data import require_columns, wait_for
 from pipelines.training.trainer import Trainer
 
 
@@ -83,7 +84,7 @@ def run(
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             schema = opened[0].only_schema(labels=labels)
-            require_labels(schema, settings.agent, lake=opened[0].name)
+            require_columns(schema, settings.agent, lake=opened[0].name)
             spaces = schema.spaces
         with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
@@ -202,10 +203,13 @@ def _open_lakes(
         schema = lake.only_schema(labels=labels)
         if schema.id != first.id:
             sides = (f"in '{lakes[0].name}'", f"in '{lake.name}'")
-            if schema.spaces == first.spaces:
+            if schema.spaces == first.spaces and (column := schema.find_difference(first)):
                 raise InputMissing(
-                    f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: only one of them has labels",
-                    hint="add labels to the other: amago relabel --from-lake LAKE --with label:POLICY",
+                    f"lakes '{lakes[0].name}' and '{lake.name}' cannot be mixed: "
+                    f"only one of them has {OPTIONAL[column]}",
+                    hint="add labels to the other: amago relabel --from-lake LAKE --with label:POLICY"
+                    if column == LABEL
+                    else f"collect both with collect.{column}, or both without",
                 )
             what = "; ".join(describe_difference(first.spaces, schema.spaces, sides))
             raise InputMissing(

@@ -130,8 +130,13 @@ def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
     return found
 
 
-def require_labels(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
-    """Raise InputMissing if the agent is to imitate labels that the steps of `lake` do not have."""
+def require_columns(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
+    """Raise InputMissing if the agent needs labels or log-probabilities that the steps of `lake` do not have."""
+    if agent.trace == "vtrace" and not schema.logp:
+        raise InputMissing(
+            f"agent.trace is 'vtrace', but the steps of lake '{lake}' have no logp",
+            hint="collect with --set collect.logp=true; or set agent.trace=retrace, which does without",
+        )
     if agent.target == "label" and not schema.labelled:
         raise InputMissing(
             f"agent.target is 'label', but the steps of lake '{lake}' have no labels",

@@ -25,6 +25,7 @@ from pipelines.config.settings import InitSettings, TrainSettings
 from pipelines.data.batch import Batch
 from pipelines.data.randomness import Purpose, key
 from pipelines.errors import StageFailed, UsageError
+from pipelines.lake.schema import LOGP
 from pipelines.lake.spaces import Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
@@ -123,8 +124,9 @@ class Learner:
         for batch in batches:
             require_choices(batch, self.spaces)
         mask, labelled = self.settings.loss_mask, self.agent_settings.target == "label"
+        logp = self.agent_settings.trace in ("retrace", "vtrace") and all(LOGP in batch.columns for batch in batches)
         tensors = [
-            TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask, labelled=labelled)
+            TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask, labelled=labelled, logp=logp)
             for batch in batches
         ]
         for group in self.optimizer.param_groups:

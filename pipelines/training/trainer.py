@@ -35,7 +35,7 @@ from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
 from pipelines.training import speed
-from pipelines.training.data import TrainingData, require_labels
+from pipelines.training.data import TrainingData, require_columns
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 from pipelines.training.publisher import Publisher
@@ -138,7 +138,7 @@ class Trainer:
                 labels = self.settings.agent.target == "label"
                 schema = lakes[0][0].schema_of(self.learner.spaces, labels=labels)
                 relay = partial(self._relay, listener)
-                require_labels(schema, self.settings.agent, lake=lakes[0][0].name)
+                require_columns(schema, self.settings.agent, lake=lakes[0][0].name)
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.config.settings import SourceSettings
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, IntegrityError
 from pipelines.formats.export import export
 from pipelines.formats.make import open_importer
 from pipelines.lake.reading import Reader
@@ -54,6 +54,8 @@ def _keep_inside(schema: Schema, values: dict[str, np.ndarray]) -> None:
             values[name] %= 2
         elif name == "action":
             values[name] = np.clip(values[name], -1, 1)
+    if schema.logp:
+        values["logp"] = np.minimum(values["logp"], 0)
     if schema.labelled:
         values["label"] = np.roll(values["action"], -1, axis=0)  # within the action's space, and zeros in the last row
 
@@ -77,27 +79,46 @@ def stored(lake: Lake, schema: Schema, lengths: list[int]) -> list[Trajectory]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schema", [SCHEMA, BOUNDED, CHOICES], ids=["plain", "bounded", "choices"])
-def test_labels_come_back_from_formats_that_have_them(tmp_path: Path, form: str, schema: Schema) -> None:
-    lake, labelled = Lake.create(tmp_path / "lake"), replace(schema, labelled=True)
-    sent = {trajectory.uid: trajectory for trajectory in stored(lake, labelled, [3, 1, 5])}
+@pytest.mark.parametrize("more", [{"labelled": True}, {"logp": True}, {"labelled": True, "logp": True}])
+def test_optional_columns_come_back_from_formats_that_have_them(
+    tmp_path: Path, form: str, schema: Schema, more: dict[str, bool]
+) -> None:
+    lake, wider = Lake.create(tmp_path / "lake"), replace(schema, **more)
+    sent = {trajectory.uid: trajectory for trajectory in stored(lake, wider, [3, 1, 5])}
     export(lake, list(sent), tmp_path / "set", form=form, about={})
     source = open_importer(SourceSettings(name=f"{FORMS[form]}:{tmp_path / 'set'}"))
-    assert source.labelled == (form in ("npz", "parquet"))
+    kept = wider.optional if form in ("npz", "parquet") else []
+    assert (source.labelled, source.logp) == ("label" in kept, "logp" in kept)
     back = [trajectory for batch in source.batches() for trajectory in batch]
     source.close()
     assert len(back) == len(sent)
     for each in back:
         before = sent[each.info.tags["from_uid"]].columns
         assert_same(dict(each.columns), {name: before[name] for name in each.columns})
-        assert ("label" in each.columns) == source.labelled
+        assert [name for name in each.columns if name in ("label", "logp")] == kept
 
 
-def test_files_with_and_without_labels_are_not_mixed(tmp_path: Path) -> None:
-    for number, schema in enumerate((SCHEMA, replace(SCHEMA, labelled=True))):
+@pytest.mark.parametrize("more", ["labelled", "logp"])
+def test_files_with_and_without_optional_columns_are_not_mixed(tmp_path: Path, more: str) -> None:
+    for number, schema in enumerate((SCHEMA, replace(SCHEMA, **{more: True}))):
         lake = Lake.create(tmp_path / f"lake{number}")
         export(lake, [each.uid for each in stored(lake, schema, [3])], tmp_path / f"all/{number}", form="npz", about={})
-    with pytest.raises(InputMissing, match="has labels, unlike the files before it"):
+    with pytest.raises(InputMissing, match=r"has (labels|logp), unlike the files before it"):
         list(open_importer(SourceSettings(name=f"npz:{tmp_path / 'all'}")).batches())
+
+
+def test_a_positive_logp_is_refused(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    (one,) = stored(lake, replace(SCHEMA, logp=True), [3])
+    export(lake, [one.uid], tmp_path / "set", form="npz", about={})
+    path = tmp_path / "set" / f"{one.uid}.npz"
+    with np.load(path) as archive:
+        values = dict(archive)
+    values["logp"][2] = 0.5
+    np.savez(path, **values)
+    (tmp_path / "set" / "dataset.json").unlink()
+    with pytest.raises(IntegrityError, match="'logp' is not the logarithm of a probability"):
+        list(open_importer(SourceSettings(name=f"npz:{tmp_path / 'set'}")).batches())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -66,7 +66,7 @@ def columns(rng: np.random.Generator, actions: int, schema: Schema = SCHEMA) -> 
             array[...] = rng.standard_normal(array.shape)
         else:
             array[...] = rng.integers(0, 2 if array.dtype == bool else 5, array.shape)
-        if column.role in ("action", "reward"):
+        if column.role in ("action", "reward", "logp"):
             array[0] = 0
         if column.role == "label":
             array[-1] = 0

@@ -155,11 +155,33 @@ class Literal:
         least = min(tables, key=lambda values: float((values * probs).sum()))
         return self.denormalized(least[taken], g), probs[taken], len(probs)
 
+    def vtrace(self, data, h, b, t, g, noise, drawn, place):
+        """v of the state after step t, equation 1 of IMPALA (arXiv 1802.01561): V(x_s) plus the sum over k >= s of
+        gamma^(k - s) c_s ... c_(k - 1) rho_k (r_k + gamma V(x_(k + 1)) - V(x_k))."""
+        gamma, scale = self.gammas[g], self.settings.reward_scale
+        before = value = self.next_value(data, h, b, t, place[b, t], g, noise, drawn)
+        factor, k = 1.0, t + 1
+        while (b, k) in place:
+            _, prob, _ = self.taken_after(data, h, b, k - 1, place[b, k - 1], g, drawn)
+            rho = min(prob / data.logp[b, k + 1].double().exp(), 1.0)
+            after = 0.0 if data.terminated[b, k] else self.next_value(data, h, b, k, place[b, k], g, noise, drawn)
+            value = value + factor * rho * (scale * data.reward[b, k + 1] + gamma * after - before)
+            if data.terminated[b, k]:
+                break
+            factor, before, k = factor * gamma * self.settings.trace_decay * rho, after, k + 1
+        return value
+
     @torch.no_grad()
     def targets(self, data, h, rows, generator):
         noise, drawn = self.draws(len(rows), self.samples[0], generator)
         out = torch.zeros(len(rows), len(self.gammas), dtype=torch.float64)
         place = {row: i for i, row in enumerate(rows)}
+        if self.settings.trace == "vtrace":
+            for (i, (b, t)), (g, gamma) in product(enumerate(rows), enumerate(self.gammas)):
+                out[i, g] = self.settings.reward_scale * data.reward[b, t + 1]
+                if not data.terminated[b, t]:
+                    out[i, g] += gamma * self.vtrace(data, h, b, t, g, noise, drawn, place)
+            return out
         if self.settings.trace != "none":
             for b, t in reversed(rows):
                 for g, gamma in enumerate(self.gammas):
@@ -176,7 +198,8 @@ class Literal:
                             if self.settings.trace == "retrace":
                                 legal = self.legal(data, b, t + 1)
                                 possible = choices if legal is None else int(legal.sum())
-                                prob = min(prob / (1 / possible), 1.0)
+                                behaviour = 1 / possible if data.logp is None else data.logp[b, t + 2].double().exp()
+                                prob = min(prob / behaviour, 1.0)
                             correction, share = out[place[b, t + 1], g] - q, self.settings.trace_decay * prob
                         value = value + share * correction
                     out[i, g] += gamma * value

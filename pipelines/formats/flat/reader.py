@@ -53,7 +53,7 @@ SPACES = "amago_spaces"  # attribute of a file that we wrote
 class FlatImporter:
     """The importer of flat arrays; see the module."""
 
-    labelled = False
+    labelled = logp = False
 
     def __init__(self, request: Request) -> None:
         self._settings, self._kind = request.settings, request.kind

@@ -45,7 +45,7 @@ _TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permali
 class MinariImporter:
     """The importer of Minari's datasets; see the module."""
 
-    labelled = False
+    labelled = logp = False
 
     def __init__(self, request: Request) -> None:
         data = find_data(request.place)

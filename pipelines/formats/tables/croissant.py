@@ -76,6 +76,7 @@ _STEP_MEANING = {
     "action": "The action that led to the row's observation.",
     "reward": "The reward of that action.",
     "label": "What another policy would have done at the row's observation.",
+    "logp": "The log-probability with which that action was taken.",
 }
 
 

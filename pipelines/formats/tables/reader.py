@@ -43,7 +43,7 @@ from pipelines.formats.records import read_info, read_spaces
 from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFiles, as_array, as_damage, find_files
 from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ, lay_out
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.schema import ACTION, LABEL, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, LABEL, LOGP, OPTIONAL, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
@@ -79,8 +79,8 @@ class TableImporter:
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
         self._columns = self._find_columns(schema.names)
-        self.labelled = self._own and LABEL in schema.names
-        self._columns |= {LABEL: [LABEL]} if self.labelled else {}
+        self.labelled, self.logp = (self._own and name in schema.names for name in (LABEL, LOGP))
+        self._columns |= {name: [name] for name in OPTIONAL if self._own and name in schema.names}
         for path in self._files[1:]:
             self._require_alike(schema, path)
         self._shapes = {
@@ -98,6 +98,7 @@ class TableImporter:
             clip=self._settings.clip_actions,
             native=not self._own,
             labelled=self.labelled,
+            logp=self.logp,
             listener=request.listener,
         )
         self._followed = [n for n in self.spaces.observation if _name_next(n) in self._columns and not self._arrival]
@@ -290,6 +291,7 @@ class TableImporter:
             truncated=cut | ~over,
             reset=self._read_flag(held, RESET)[chosen].astype(np.uint8),
             label=held[LABEL][chosen][not_last] if self.labelled else None,
+            logp=held[LOGP][chosen][later] if self.logp else None,
         )
 
     def _lay_out(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Any:
