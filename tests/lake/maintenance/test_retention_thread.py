@@ -70,7 +70,7 @@ def test_small_segments_are_merged_when_there_are_many(lake: Lake) -> None:
 @pytest.mark.parametrize("sizes", [(1000,), (1000, 60_000), (100_000,), (180_000, 90_000, 20)])
 def test_merging_writes_every_byte_a_few_times_and_leaves_few_files(sizes: tuple[int, ...]) -> None:
     files, target, written, arrived = [], 1_000_000, 0, 0
-    for number in range(2000):
+    for number in range(800):
         files.append(a_file(f"{number:06d}", size := sizes[number % len(sizes)], 1, 0, time=number))
         arrived += size
         while run := choose_ripe(files, target_bytes=target):
