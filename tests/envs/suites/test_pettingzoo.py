@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.envs import contract
 pytestmark = pytest.mark.system
 CLASSIC = {"tic-tac-toe": "tictactoe_v3", "connect-four": "connect_four_v3"}
 OWN = "tests.envs.own_games"
+needs_rlcard = pytest.mark.skipif(find_spec("rlcard") is None, reason="rlcard is not installed: the extra pettingzoo")
 
 
 class Recorded:
@@ -38,7 +40,7 @@ class Recorded:
         return np.full(len(actors), self.actions.pop(0), dtype=np.int32)
 
 
-@pytest.mark.parametrize("name", [*CLASSIC.values(), "rps_v2", "leduc_holdem_v4"])
+@pytest.mark.parametrize("name", [*CLASSIC.values(), "rps_v2", pytest.param("leduc_holdem_v4", marks=needs_rlcard)])
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_a_batch_keeps_the_contract(check: Any, name: str) -> None:
     check(f"pettingzoo:{name}")
@@ -81,6 +83,7 @@ def test_our_board_games_have_the_spaces_of_the_adapter(name: str) -> None:
     assert (ours.spec.seats, ours.spec.action_mask) == (theirs.spec.seats, theirs.spec.action_mask)
 
 
+@needs_rlcard
 @pytest.mark.parametrize("seat", [0, 1])
 def test_a_seat_sees_and_earns_what_the_library_says(seat: int) -> None:
     """Leduc hold'em by the bare library, with a seed and moves that both have: `last()` of each agent in its turn."""
