@@ -292,7 +292,7 @@ def _as_damage(error: Exception, path: Path) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the columns of a segment that has been opened lie in its file of `size` bytes."""
+    """The offsets of an opened segment's columns in its file, which has `size` bytes."""
 
     size: int
     rows: int

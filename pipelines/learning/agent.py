@@ -513,6 +513,6 @@ def _count_shown_features(spaces: Spaces, columns: Sequence[str]) -> int:
 
 
 def _later(column_BR: Tensor) -> Tensor:
-    """Select, for each step (B, T, ...), the row of what is done after it, from all rows (B, T + 1, ...). The last step
-    has none, and its value has no effect."""
+    """Select the row of each step's next action (B, T, ...) from all rows (B, T + 1, ...). The last step has no next
+    action; its value has no effect."""
     return torch.cat((column_BR[:, 2:], column_BR[:, -1:]), 1)

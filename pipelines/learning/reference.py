@@ -28,7 +28,8 @@ class ReferencePolicy:
         ours, theirs = of.heads.policy, agent.heads.policy
         if not ours.is_comparable(theirs):
             raise UsageError(
-                f"agent.reference: there is no divergence of a {type(ours).__name__} from a {type(theirs).__name__}",
+                f"agent.reference: the divergence of a {type(ours).__name__} from a {type(theirs).__name__} "
+                "cannot be computed",
                 hint="use the reference's agent.actor.distribution, which may be any but gaussian-mixture",
             )
         self.agent, self._policy = agent.requires_grad_(False).eval(), ours

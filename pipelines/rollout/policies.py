@@ -171,7 +171,7 @@ class FunctionPolicy:
 
 
 def require_log_prob(policy: Policy, exploration: Exploration | None) -> ChoicePolicy:
-    """Return `policy` if it knows the log-probabilities of what it does with this `exploration`; else UsageError."""
+    """Return `policy`. UsageError if the log-probabilities of its actions under `exploration` are not known."""
     if exploration is not None and exploration.settings.persistence > 1:
         raise UsageError(
             "collect.logp: the probability of an action is unknown where random actions persist",

@@ -24,7 +24,7 @@ from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
 from pipelines.envs.env import EnvSpec
-from pipelines.errors import InputMissing, RequirementNotMet, UsageError
+from pipelines.errors import InputMissing, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import compute_metrics, make_example
 from pipelines.evaluation.runner import join_results, play_episodes
@@ -46,7 +46,7 @@ from pipelines.runs.stored import find_running
 from pipelines.stages import filming
 from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
 from pipelines.stages.engines import make_engine, perform_all
-from pipelines.stages.evaluation_tables import tables
+from pipelines.stages.evaluation_tables import require_gate, tables
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result
 from pipelines.stages.tasks import Channel
@@ -304,12 +304,7 @@ class _Archive:
             ),
             seconds=time.monotonic() - started,
         )
-        try:
-            gate.check(wanted.require, result.metrics)
-        except RequirementNotMet as error:
-            error.result = result
-            raise
-        return result
+        return require_gate(result, wanted.require)
 
 
 def _gather_figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Evaluations as tables and pictures for people."""
+"""Results of evaluations: tables and pictures for people, and the score that a caller requires."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.errors import RequirementNotMet
+from pipelines.evaluation import gate
 from pipelines.report.charts import Series, draw_adaptation
 from pipelines.runs.evaluations import name_mode
-from pipelines.stages.result import Table
+from pipelines.stages.result import Result, Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
 _MOST_GAMES = 4  # that are named
 _CURVES = ("success", "return")
 Reports = Mapping[str, Mapping[str, Any]]
+
+
+def require_gate(result: Result, required: str) -> Result:
+    """Return `result` if its metrics meet `required` ("": nothing is). RequirementNotMet carries it."""
+    try:
+        gate.check(required, result.metrics)
+    except RequirementNotMet as error:
+        error.result = result
+        raise
+    return result
 
 
 def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:

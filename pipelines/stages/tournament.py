@@ -26,8 +26,8 @@ from pipelines.config.settings import EvaluateSettings, Settings
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, Observation
 from pipelines.envs.seats import MOST_NOISE, Opponent, Opponents
-from pipelines.errors import RequirementNotMet, UsageError
-from pipelines.evaluation import elo, gate
+from pipelines.errors import UsageError
+from pipelines.evaluation import elo
 from pipelines.evaluation.runner import play_episodes
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.files.atomic import write_atomically
@@ -35,6 +35,7 @@ from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.rollout.environment import make_evaluation_env
 from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent, name_opponents
+from pipelines.stages.evaluation_tables import require_gate
 from pipelines.stages.result import Result, Table
 from pipelines.training.learner import use_threads
 
@@ -111,12 +112,7 @@ def run(
         tables=_tabulate(report),
         seconds=time.monotonic() - started,
     )
-    try:
-        gate.check(wanted.require, result.metrics)
-    except RequirementNotMet as error:
-        error.result = result
-        raise
-    return result
+    return require_gate(result, wanted.require)
 
 
 def _identify(settings: Settings, names: Sequence[str]) -> str:
