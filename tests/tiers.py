@@ -18,9 +18,9 @@ settings.load_profile("dev")  # until pytest's option loads another
 
 
 def trials(count: int, quick: int = 10) -> int:
-    """Return `count`; at most `quick` in the profile `dev`, and a third of it, though not less, in the profile `ci`."""
+    """Return `count`; at most `quick` in the profile `dev`, and a sixth of it, though not less, in the profile `ci`."""
     profile = settings.get_current_profile_name()
-    return {"dev": min(count, quick), "ci": min(count, max(quick, -(-count // 3)))}.get(profile, count)
+    return {"dev": min(count, quick), "ci": min(count, max(quick, -(-count // 6)))}.get(profile, count)
 
 
 def examples(count: int) -> settings:
