@@ -22,6 +22,7 @@ from pipelines.nets.scan import linear_scan
 from pipelines.training.learner import Learner
 from tests.learning import factories
 from tests.learning.test_devices import SEQUENCES
+from tests.tiers import crossed
 from tests.training.test_learner import ENCODERS, batch, encoding, learner, uneven
 
 pytestmark = [
@@ -47,15 +48,18 @@ WAYS: list[dict[str, object]] = [
     {"tf32": True},
     {"packing": True},
     {"activation_checkpointing": True},
-    {"compile": True},
     {"precision": "bf16"},
     {"precision": "bf16", "packing": True},
+    {"compile": True},
     {"precision": "bf16", "packing": True, "compile": True},
 ]
 
 
-@pytest.mark.parametrize("case", ENCODERS)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way) or "plain")
+@pytest.mark.parametrize(
+    ("way", "case"),
+    crossed(WAYS, list(ENCODERS)),
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+)
 def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None:
     rng = np.random.default_rng(0)
     there = encoding(case, device="cuda", **way)
@@ -71,8 +75,9 @@ def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None
             torch.testing.assert_close(ours[name].cpu(), theirs[name], **close, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("kind", ["actor-critic", "multi-task", "behaviour-cloning"])
-@pytest.mark.parametrize("action", factories.ACTIONS)
+@pytest.mark.parametrize(
+    ("action", "kind"), crossed(list(factories.ACTIONS), ["actor-critic", "multi-task", "behaviour-cloning"])
+)
 def test_every_agent_and_action_space_gives_the_loss_of_the_cpu(kind: str, action: str) -> None:
     here = factories.agent(action, kind=kind)
     there = factories.agent(action, kind=kind).to(CUDA)
@@ -122,8 +127,7 @@ def test_scans_are_those_of_the_cpu_in_float64(documents: bool) -> None:
         assert (ours - theirs).norm() < 1e-5 * theirs.norm()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize(("name", "precision"), crossed(list(SEQUENCES), ["float32", "bf16"]))
 def test_cached_steps_are_the_whole_forward(name: str, precision: str) -> None:
     agent = factories.agent(sequence=SEQUENCES[name]).to(CUDA).eval()
     source = factories.windows(agent.spaces, lengths=(9,) * 4, rows=9)
