@@ -60,9 +60,24 @@ def test_what_is_played_is_what_is_played_here(shared):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize(
-    ("name", "num_envs", "workers"), [("meta-frozen-lake", 5, 1), (WALK, 3, 3), (WALK, 1, 2), (WALK, 7, 3)]
+    ("name", "num_envs", "workers", "cores"),
+    some(
+        [
+            ("meta-frozen-lake", 5, 1, 1),
+            ("meta-frozen-lake", 5, 1, 64),
+            (WALK, 3, 3, 1),
+            (WALK, 3, 3, 64),
+            (WALK, 1, 2, 1),
+            (WALK, 1, 2, 64),
+            (WALK, 7, 3, 1),
+            (WALK, 7, 3, 64),
+        ],
+        0,
+        3,
+        5,
+        6,
+    ),
 )
 def test_any_number_of_workers_plays_the_same(name, num_envs, workers, cores):
     env = WorkerEnv(name, num_envs=num_envs, workers=workers, seed=3, split="test", cores=cores)

@@ -20,7 +20,7 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.rollout.policies import FunctionPolicy, RandomPolicy
 from pipelines.rollout.rollout import Recording, Rollout
 from tests.envs.own import Counting
-from tests.tiers import some
+from tests.tiers import crossed, some
 
 WALK = "tests.envs.breaking:Walk"
 EXPLORATION = ExplorationSettings(start=0.9, end=0.1, steps=40)
@@ -203,8 +203,19 @@ def test_what_breaks_every_time_is_given_up():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("cores", [1, 64])
-@pytest.mark.parametrize(("fault", "how"), [("kill", "was killed by SIGKILL"), ("leave", "ended with exit code 7")])
+@pytest.mark.parametrize(
+    ("fault", "how", "cores"),
+    some(
+        [
+            ("kill", "was killed by SIGKILL", 1),
+            ("kill", "was killed by SIGKILL", 64),
+            ("leave", "ended with exit code 7", 1),
+            ("leave", "ended with exit code 7", 64),
+        ],
+        0,
+        3,
+    ),
+)
 def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores):
     told = []
     params = {"fault": fault, "every": 4, "at": 4}
@@ -226,9 +237,18 @@ def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize(
-    ("params", "ends"), [({"fault": "wear", "at": 80, "length": 6}, True), ({"fault": "leave"}, False)]
+    ("params", "ends", "cores"),
+    some(
+        [
+            ({"fault": "wear", "at": 80, "length": 6}, True, 1),
+            ({"fault": "wear", "at": 80, "length": 6}, True, 64),
+            ({"fault": "leave"}, False, 1),
+            ({"fault": "leave"}, False, 64),
+        ],
+        1,
+        2,
+    ),
 )
 def test_a_worker_that_dies_soon_after_each_start_is_given_up_whether_or_not_episodes_end(params, ends, cores):
     env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params=params, cores=cores)
@@ -259,8 +279,7 @@ def test_dead_workers_are_replaced_side_by_side(monkeypatch):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("cores", [1, 64])
-@pytest.mark.parametrize("on_env_error", ["stop", "restart"])
+@pytest.mark.parametrize(("on_env_error", "cores"), crossed(["stop", "restart"], [1, 64]))
 def test_a_step_that_takes_longer_than_it_may_is_a_failure(on_env_error, cores):
     params, told = {"fault": "hang"}, []
     env = WorkerEnv(WALK, num_envs=2, workers=2, seed=0, params=params, cores=cores, timeout_seconds=0.2)

@@ -219,7 +219,7 @@ LONG = {"name": "gym:Pendulum-v1", "max_episode_steps": 100}
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("collectors", [1, pytest.param(2, marks=pytest.mark.system)])
+@pytest.mark.parametrize("collectors", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_the_first_epoch_of_long_episodes_has_something_to_train_on(tmp_path: Path, collectors: int) -> None:
     """No episode ends in any epoch: 4 actors play 15 steps each, an episode takes 100."""
     stages = [{"stage": "collect", "steps": 60}, {"stage": "train", "steps": 2}]

@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, lake: Path) 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.full), "fsdp"])
 def test_a_signal_saves_a_whole_checkpoint_which_one_process_continues(
     tmp_path: Path, lake: Path, sharding: str
 ) -> None:
@@ -87,6 +87,7 @@ def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path, shard
 
 
 @pytest.mark.system
+@pytest.mark.full
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, lake: Path) -> None:
     run = tmp_path / "run"
     with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=6000) as process:
@@ -126,6 +127,7 @@ def test_ranks_killed_at_ten_moments_are_started_again_and_change_nothing(tmp_pa
 
 
 @pytest.mark.system
+@pytest.mark.full
 def test_what_one_rank_refuses_all_refuse_and_it_is_reported_once(tmp_path: Path, lake: Path) -> None:
     done = train(tmp_path / "nowhere", tmp_path / "run", "--steps", "2", "--ranks", "2")
     assert done.returncode == 3
