@@ -186,6 +186,17 @@ def test_what_the_user_gives_stands_and_the_rest_follows_from_it() -> None:
     assert settings.train.decay_steps == 7 * settings.epochs
 
 
+@pytest.mark.parametrize(("steps", "rate"), [(12_000, 1e-3), (750_000, 5e-4), (100_000_000, 1e-4)])
+def test_the_learning_rate_is_larger_in_a_shorter_run(steps: int, rate: float) -> None:
+    settings = settings_of(chosen(CARTPOLE, Budget(steps=steps))[0])
+    assert settings.train.learning_rate == pytest.approx(rate, rel=0.05)
+
+
+def test_a_run_that_begins_with_weights_keeps_the_usual_learning_rate() -> None:
+    choices, _ = chosen(CARTPOLE, Budget(steps=12_000), init={"source": "runs/other"})
+    assert "train.learning_rate" not in {row.setting for row in choices.rows}
+
+
 def flat(document: dict, prefix: str = "") -> dict:
     found: dict = {}
     for key, value in document.items():
