@@ -18,9 +18,8 @@ from pipelines.data.randomness import Purpose, stream
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View
+from pipelines.data.view import View, ViewFindings
 from pipelines.errors import InputMissing
-from pipelines.lake.live import Findings
 from pipelines.lake.schema import Schema
 from pipelines.lake.writer import refuse_unsealed
 
@@ -105,10 +104,10 @@ class Mixture:
         """Environment steps put into the lakes so far."""
         return sum(part.view.collected_steps for part in self.parts)
 
-    def refresh(self, update: int, findings: Sequence[Findings] | None = None) -> int:
+    def refresh(self, update: int, findings: Sequence[ViewFindings] | None = None) -> int:
         """Apply additions, moves and removals in the lakes before `update`; return the number of new trajectories.
         `findings`: those of another process in each lake (None: look)."""
-        known: Sequence[Findings | None] = findings or [None] * len(self.parts)
+        known: Sequence[ViewFindings | None] = [None] * len(self.parts) if findings is None else findings
         added = sum(part.view.refresh(found) for part, found in zip(self.parts, known, strict=True))
         for part in self.parts:
             seen = len(part.view.live.segments)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipelines.data.histories import HISTORY
-from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.errors import InputMissing, IntegrityError, Interrupted, UsageError
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake.footer import Footer, hash_names, read_footer
 from pipelines.lake.live import Findings, LiveTable, Segment
 from pipelines.lake.schema import Schema
+from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
 
@@ -42,6 +44,64 @@ class Selection:
     weight: str = ""
     evaluate: Callable[[np.ndarray], np.ndarray] | None = None
     """Maps uids (n,) "S16" to relative weights (n,), 0 if not selected; None: all equal."""
+    extend: Callable[[Sequence[Any]], np.ndarray | None] | None = None
+    """Maps Arrow tables by `TRAJECTORIES`, of n trajectories that are new, to their weights (n,); None where the
+    weights of others may have changed, too. Without it, everything is evaluated after each change."""
+    beside: Callable[[np.ndarray, Listener], np.ndarray] | None = None
+    """Does what `evaluate` does, in a thread beside the caller; a listener that raises stops it. Without it, the caller
+    waits."""
+
+
+class _SelectionThread:
+    """An evaluation of the uids (n,) beside the caller, which takes seconds in a large lake. Rows of the table `asked`
+    (n,) are the places of its trajectories in `uids`, -1 for later ones; later rows may be missing at the end.
+    """
+
+    def __init__(self, evaluate: Callable[[np.ndarray, Listener], np.ndarray], uids: np.ndarray) -> None:
+        self.asked = np.arange(len(uids))
+        self.notices: list[Notice] = []
+        self._weights: np.ndarray | None = None
+        self._error: Exception | None = None
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, args=(evaluate, uids), name="selection", daemon=True)
+        self._thread.start()
+
+    def _run(self, evaluate: Callable[[np.ndarray, Listener], np.ndarray], uids: np.ndarray) -> None:
+        try:
+            self._weights = evaluate(uids, self._listen)
+        except Exception as error:  # raised where the result is taken
+            self._error = error
+
+    def _listen(self, event: Event) -> None:
+        if self._cancelled:
+            raise Interrupted("the selection is no longer needed")
+        if isinstance(event, Notice):
+            self.notices.append(event)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> np.ndarray:
+        """Wait for the weights (n,), or the error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._weights is not None
+        return self._weights
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._thread.join()
+
+
+class ViewFindings(NamedTuple):
+    """What refreshes of a view have found, for other processes to repeat: changes of the live set, and the `weights`
+    (n,) of the rows of the table from `first` on."""
+
+    live: Findings
+    first: int
+    weights: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -66,8 +126,9 @@ class View:
 
     `refresh` adds new ones, finds moved ones and removes expired ones; the order of the rest stays. Trajectories
     outside `selection` have weight 0. `snapshot` and `restore` rebuild the same table in another process, so that the
-    same draws follow. `version` changes with the table or its weights. `extra` are fields of the table in addition to
-    those of `ROW`: `TASK`, `PRIORITY`.
+    same draws follow. `version` changes with the table or its weights. New trajectories have weight 0 until they are
+    selected: at once, or at a later refresh where the selection is evaluated `beside` the caller. `extra` are fields of
+    the table in addition to those of `ROW`: `TASK`, `PRIORITY`.
     """
 
     def __init__(
@@ -86,14 +147,18 @@ class View:
         self.version = 0
         self._dtype = np.dtype([*ROW.descr, *extra])
         self._listener = listener
+        self._running: _SelectionThread | None = None
         self._clear()
 
     def _clear(self) -> None:
+        self.cancel()
         self.live = LiveTable(self.lake, self._listener)
         self.tasks: dict[tuple[str, str], int] = {}
         self._moved: set[int] = set()  # changed segments, not applied yet
         self._unselected = True  # the table has changed since the selection was evaluated
-        self.num_steps = 0
+        self._selected = 0  # segments whose trajectories the selection has seen
+        self._told = 0  # rows whose weights were among the findings
+        self.num_steps = self._collected = 0  # all steps; those of trajectories that are no overlays
         self._table = np.zeros(64, dtype=self._dtype)
         self._used = 0
         self._taken: list[Segment] = []
@@ -140,8 +205,7 @@ class View:
     @property
     def collected_steps(self) -> int:
         """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
-        collected = self.table["base"] == self.table["segment"]
-        return int(self.table["length"][collected].sum()) + self.live.log.steps.total()
+        return self._collected + self.live.log.steps.total()
 
     def uids(self) -> np.ndarray:
         """Return uids (num_trajectories,) "S16", in the table's order."""
@@ -175,31 +239,41 @@ class View:
             first = first[first]
         return Neighbours(before, after, first)
 
-    def refresh(self, findings: Findings | None = None) -> int:
+    def refresh(self, findings: ViewFindings | None = None) -> int:
         """Apply the lake's additions, moves and removals; return the number of new trajectories of this view.
-        `findings`: those of another process (None: look).
+        `findings`: those of another process, weights included (None: look, and select).
 
         The selection is evaluated once if anything changed, and at the first refresh.
         """
         before = self.version
         self._unselected |= not self._taken
         try:
-            found = self.live.refresh() if findings is None else self.live.repeat(findings)
+            found = self.live.refresh() if findings is None else self.live.repeat(findings.live)
             self._moved.update(n for n in found.changed if n < len(self._taken))
             if self._moved:
                 self._move(sorted(self._moved))
             added = self._take()
         finally:
             self._unselected |= self.version != before
-        if self._unselected:
-            self._select()
+        if findings is not None and findings.first + len(findings.weights) == self._used:
+            self.set_weights(findings.weights, first=findings.first)
+            self._selected, self._unselected = len(self._taken), False
+        else:
+            self._update_selection()
         return added
 
-    def set_weights(self, weights: np.ndarray) -> None:
-        """Set relative weights (num_trajectories,) >= 0. UsageError for an invalid weight."""
+    def collect_findings(self) -> ViewFindings:
+        """Collect what was found since the last call."""
+        first, self._told = self._told, self._used
+        return ViewFindings(self.live.collect_findings(), first, self.table["weight"][first:].copy())
+
+    def set_weights(self, weights: np.ndarray, *, first: int = 0) -> None:
+        """Set relative weights >= 0 of the rows of the table from `first` on. UsageError for an invalid weight."""
         with np.errstate(over="ignore"):
-            self.table["weight"] = weights
-        if not (np.isfinite(self.table["weight"]) & (self.table["weight"] >= 0)).all():
+            given = np.asarray(weights).astype(np.float32)
+        self.table["weight"][first:] = given
+        self._told = min(self._told, first)
+        if not (np.isfinite(given) & (given >= 0)).all():
             raise UsageError(
                 f"lake '{self.lake.name}': a weight is negative, or not a number that a draw can use",
                 hint="--weight must give finite numbers of 0 or more",
@@ -221,6 +295,7 @@ class View:
         self._dropped.append(segment)
         lost = self._reads([segment])
         self.table["weight"][lost] = 0.0
+        self._told = 0
         self.version += 1
         text = f"{reason}; its {int(lost.sum())} trajectories are passed over"
         self._listener(Notice(text=text, level="warning"))
@@ -263,9 +338,67 @@ class View:
             self._listener(Notice(text=text, level="warning"))
 
     def _select(self) -> None:
+        """Evaluate the selection for all trajectories, while the caller waits."""
+        self.cancel()
         if self.selection.evaluate is not None:
             self.set_weights(self.selection.evaluate(self.uids()))
-        self._unselected = False
+        self._selected, self._unselected = len(self._taken), False
+
+    def _update_selection(self) -> None:
+        """Evaluate the selection after a change: for what is new where that is enough, else for all trajectories,
+        beside the caller if there are weights to draw by meanwhile."""
+        if self._running is not None and self._running.is_done:
+            self._finish_selecting(self._running)
+        if not self._unselected or self._running is not None:
+            return
+        new = self._taken[self._selected :] if self._selected else None
+        if new is not None and (weights := self._weigh_new(new)) is not None:
+            if len(weights):
+                self.set_weights(weights, first=self._used - len(weights))
+            self._selected, self._unselected = len(self._taken), False
+        elif new is not None and self.selection.beside is not None and self.table["weight"].any():
+            self._selected, self._unselected = len(self._taken), False
+            self._running = _SelectionThread(self.selection.beside, self.uids())
+        else:
+            self._select()
+
+    def _weigh_new(self, segments: Sequence[Segment]) -> np.ndarray | None:
+        """Return the weights of the trajectories of new segments, as far as they are of this schema; None if they do
+        not follow from their own rows."""
+        rows: list[Any] = []
+        if self.selection.extend is None:
+            return None
+        for segment in segments:
+            if segment.schema_id == self.schema.id and len(segment.uids):
+                try:
+                    footer = self._footer(segment.file)
+                except (FileNotFoundError, IntegrityError):  # rewritten since: the index finds out
+                    return None
+                place = positions(footer.uids(), segment.uids)
+                rows.append(footer.trajectories.take(place))
+        self._last_footer = None
+        return self.selection.extend(rows)
+
+    def _finish_selecting(self, running: _SelectionThread) -> None:
+        """Apply weights that were evaluated beside the caller. After a limit, the old ones stay in use."""
+        self._running = None
+        for notice in running.notices:
+            self._listener(notice)
+        try:
+            found = running.result()
+        except LimitReached as error:
+            text = f"{error}; trajectories are drawn by the weights from before, and new ones not yet"
+            self._listener(Notice(text=text, level="warning"))
+            return
+        weights, asked = self.table["weight"].copy(), running.asked
+        weights[: len(asked)] = np.where(asked >= 0, np.append(found, 0.0)[asked], 0.0)
+        self.set_weights(weights)
+
+    def cancel(self) -> None:
+        """Stop an evaluation of the selection that runs beside the caller; the next refresh repeats it."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running, self._unselected = None, True
 
     def _take(self) -> int:
         before = self._used
@@ -287,7 +420,7 @@ class View:
     def _rows(self, segment: Segment) -> np.ndarray:
         rows = np.zeros(len(segment.uids), dtype=self._dtype)
         rows["segment"] = segment.number
-        rows["weight"] = 1.0
+        rows["weight"] = self.selection.evaluate is None
         for name in ("length", "first_step", "row0", "base_row0", "base"):
             rows[name] = getattr(segment, name)
         if TASK[0] in (self._dtype.names or ()):
@@ -305,6 +438,7 @@ class View:
         self._table[self._used : needed] = rows
         self._used = needed
         self.num_steps += int(rows["length"].sum())
+        self._collected += _count_original_steps(rows)
         self.version += bool(len(rows))
 
     def _move(self, changed: Sequence[int]) -> None:
@@ -315,7 +449,10 @@ class View:
         # May fail, so it comes first.
         fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]
         self._moved.clear()
-        pieces, done = [], 0
+        running = self._running
+        if running is not None:
+            asked = np.append(running.asked, np.full(self._used - len(running.asked), -1))
+        pieces, places, done = [], [], 0
         for number, new, rows, start, stop in zip(changed, segments, fresh, starts, stops, strict=True):
             old = self._taken[number]
             self._taken[number] = new
@@ -327,10 +464,15 @@ class View:
             for name in set(self._dtype.names or ()) - (set(ROW.names or ()) - {"weight"}):
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
             pieces += [self.table[done:start], rows]
+            if running is not None:
+                known = np.append(asked[start:stop], -1)  # the last one for a place of -1
+                places += [asked[done:start], known[place]]
             done = stop
+        if running is not None:
+            running.asked = np.concatenate([*places, asked[done:]])
         table = np.concatenate([*pieces, self.table[done:]])
-        self._table, self._used = table, len(table)
-        self.num_steps = int(table["length"].sum())
+        self._table, self._used, self._told = table, len(table), 0
+        self.num_steps, self._collected = int(table["length"].sum()), _count_original_steps(table)
         self.moves += 1
         self.version += 1
 
@@ -368,3 +510,7 @@ class View:
 
     def _task_number(self, env: str, task: str) -> int:
         return self.tasks.setdefault((env, task), len(self.tasks))
+
+
+def _count_original_steps(rows: np.ndarray) -> int:
+    return int(rows["length"][rows["base"] == rows["segment"]].sum())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, StageFailed, StorageError
 from pipelines.events import Listener, Notice, Progress
+from pipelines.lake.footer import uid_array
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
-from pipelines.lake.sql.selection import select
+from pipelines.lake.sql.sandbox import LimitReached
+from pipelines.lake.sql.selection import select, select_rows
 from pipelines.lake.store import Lake
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
@@ -97,10 +99,15 @@ class TrainingData:
         with ranks.raise_together():
             if is_main():
                 self.mixture.refresh(update)
-        findings = ranks.broadcast([part.view.live.collect_findings() for part in self.mixture.parts])
+        findings = ranks.broadcast([part.view.collect_findings() for part in self.mixture.parts])
         with ranks.raise_together():
             if not is_main():
                 self.mixture.refresh(update, findings)
+
+    def cancel(self) -> None:
+        """Stop what is evaluated beside the training."""
+        for part in self.mixture.parts:
+            part.view.cancel()
 
     @property
     def is_due(self) -> bool:
@@ -170,7 +177,13 @@ def make_mixture(
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
-            selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
+            asked = _LakeSelection(lake, selection, schema_id)
+            selection = replace(
+                selection,
+                evaluate=partial(asked.evaluate, listener=listener),
+                extend=partial(asked.extend, listener=listener),
+                beside=asked.evaluate if train.follow else None,
+            )
         view = View(lake, schema_id, selection=selection, extra=extra, listener=listener, verify=train.verify)
         views.append((view, share))
         if train.relabel.relabeler:
@@ -188,9 +201,32 @@ def make_mixture(
     )
 
 
-def _weights(lake: Lake, selection: Selection, schema_id: str, listener: Listener, uids: np.ndarray) -> np.ndarray:
-    found = select(lake, selection.where, selection.weight, schema_id=schema_id, listener=listener)
-    return found.weights_of(uids)
+class _LakeSelection:
+    """The weights that a selection gives to trajectories of one schema of a lake."""
+
+    def __init__(self, lake: Lake, selection: Selection, schema_id: str) -> None:
+        self._lake, self._where, self._weight, self._schema_id = lake, selection.where, selection.weight, schema_id
+        self._by_row = False  # as of the last evaluation
+
+    def evaluate(self, uids: np.ndarray, listener: Listener) -> np.ndarray:
+        """Select from the whole lake; return the weights (n,) of `uids`."""
+        found = select(self._lake, self._where, self._weight, self._schema_id, listener=listener)
+        self._by_row = found.by_row
+        return found.weights_of(uids)
+
+    def extend(self, rows: Sequence[Any], listener: Listener) -> np.ndarray | None:
+        """Return the weights (n,) of new rows of footers; None where they do not follow from the rows, or a limit was
+        met."""
+        if self._by_row and rows:
+            try:
+                found = select_rows(rows, self._where, self._weight, listener=listener)
+            except LimitReached:
+                return None
+            self._by_row = found.by_row
+            return (
+                found.weights_of(np.concatenate([uid_array(table["uid"]) for table in rows])) if found.by_row else None
+            )
+        return np.zeros(0) if self._by_row else None
 
 
 def make_versions(lake: Lake, schema: Schema, relabel: ReplaySettings, *, seed: int, listener: Listener) -> Versions:

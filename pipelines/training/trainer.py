@@ -177,6 +177,7 @@ class Trainer:
                 return self._train(self._batches, data, target, listener, about_data)
             finally:
                 self._batches = None
+                data.cancel()
 
     def _train(
         self,

@@ -1,10 +1,17 @@
+import threading
+from collections.abc import Sequence
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipelines.data.view import ROW, Selection, View
 from pipelines.errors import InputMissing, UsageError
+from pipelines.events import Listener, Notice, Waiting
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
+from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, SCHEMA, derive, fill, segment_files
 
@@ -97,3 +104,128 @@ def test_a_snapshot_whose_segments_are_gone_is_restored_with_a_notice(lake: Lake
 def test_an_unknown_schema_is_refused(lake: Lake) -> None:
     with pytest.raises(InputMissing, match="no schema"):
         View(lake, "0" * 16)
+
+
+def test_only_new_trajectories_are_given_to_a_selection_by_row(lake: Lake) -> None:
+    fill(lake, [5, 6], seal_every=1)
+    whole: list[int] = []
+    new: list[list[int]] = []
+
+    def evaluate(uids: np.ndarray) -> np.ndarray:
+        whole.append(len(uids))
+        return np.ones(len(uids))
+
+    def extend(tables: Sequence[pa.Table]) -> np.ndarray:
+        lengths = [length for table in tables for length in table["length"].to_pylist()]
+        new.append(lengths)
+        return np.array(lengths, dtype=float)
+
+    view = View(lake, SCHEMA.id, selection=Selection(evaluate=evaluate, extend=extend))
+    view.refresh()
+    written = fill(lake, [7, 8], seal_every=1, seed=1)
+    fill(lake, [9], schema=IMAGES)
+    expire(lake, RetentionLimits(where=f"uid = '{min(written)}'"), grace_seconds=600)
+    view.refresh()
+    compact(lake, CompactionRules(settle_seconds=0.0), grace_seconds=0)
+    view.refresh()
+    assert whole == [2]
+    assert [sorted(lengths) for lengths in new if lengths] == [[int(view.table["weight"][-1])]]
+    assert len(view.table) == 3
+
+
+class Gate:
+    """An evaluation in a thread that waits until it is let through; its weight of a trajectory is `value`."""
+
+    def __init__(self) -> None:
+        self.value, self.error = 1.0, ""
+        self._open = threading.Event()
+
+    def evaluate(self, uids: np.ndarray) -> np.ndarray:
+        return np.full(len(uids), self.value)
+
+    def beside(self, uids: np.ndarray, listener: Listener) -> np.ndarray:
+        while not self._open.wait(0.01):
+            listener(Waiting(what="the gate"))
+        if self.error:
+            raise LimitReached(self.error)
+        return np.arange(len(uids)) + self.value
+
+    def finish(self, view: View) -> None:
+        self._open.set()
+        assert view._running is not None
+        view._running._thread.join()
+        self._open.clear()
+
+
+def test_old_weights_stay_while_a_selection_is_evaluated_beside_the_caller(lake: Lake) -> None:
+    written = list(fill(lake, [5, 6], seal_every=1))
+    gate, told = Gate(), []
+    selection = Selection(evaluate=gate.evaluate, beside=gate.beside)
+    view = View(lake, SCHEMA.id, selection=selection, listener=told.append)
+    view.refresh()
+    fill(lake, [7], seed=1)
+    view.refresh()  # asks for the weights of three
+    assert view.table["weight"].tolist() == [1, 1, 0]
+    expire(lake, RetentionLimits(where=f"uid = '{written[0]}'"), grace_seconds=600)
+    compact(lake, CompactionRules(settle_seconds=0.0), grace_seconds=600)
+    fill(lake, [8], seed=2)
+    view.refresh()
+    assert view.table["weight"].tolist() == [1, 0, 0]
+    gate.finish(view)
+    view.refresh()  # takes the weights, and asks again
+    assert view.table["weight"].tolist() == [2, 3, 0]
+    gate.finish(view)
+    view.refresh()
+    assert view.table["weight"].tolist() == [1, 2, 3]
+    assert not told
+
+
+def test_a_selection_beside_the_caller_that_meets_its_limit_is_a_notice(lake: Lake) -> None:
+    fill(lake, [5, 6])
+    gate, told = Gate(), []
+    view = View(lake, SCHEMA.id, selection=Selection(evaluate=gate.evaluate, beside=gate.beside), listener=told.append)
+    view.refresh()
+    fill(lake, [7], seed=1)
+    view.refresh()
+    gate.error = "SQL: stopped at the time limit of 60 s"
+    gate.finish(view)
+    view.refresh()
+    assert view.table["weight"].tolist() == [1, 1, 0]
+    [notice] = told
+    assert isinstance(notice, Notice)
+    assert "time limit of 60 s" in notice.text
+    gate.error = ""
+    fill(lake, [8], seed=2)
+    view.refresh()  # tries again with the next change
+    gate.finish(view)
+    view.refresh()
+    assert view.table["weight"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_cancelled_selection_is_repeated(lake: Lake) -> None:
+    fill(lake, [5])
+    gate = Gate()
+    view = View(lake, SCHEMA.id, selection=Selection(evaluate=gate.evaluate, beside=gate.beside))
+    view.refresh()
+    fill(lake, [7], seed=1)
+    view.refresh()
+    view.cancel()
+    view.refresh()
+    gate.finish(view)
+    view.refresh()
+    assert view.table["weight"].tolist() == [1, 2]
+
+
+def test_another_process_takes_over_the_weights(lake: Lake) -> None:
+    fill(lake, [5, 6], seal_every=1)
+    gate = Gate()
+    main = View(lake, SCHEMA.id, selection=Selection(evaluate=gate.evaluate, beside=gate.beside))
+    other = View(lake, SCHEMA.id, selection=Selection(evaluate=lambda uids: np.full(len(uids), np.nan)))  # refused
+    for step in range(4):
+        main.refresh()
+        other.refresh(main.collect_findings())
+        np.testing.assert_array_equal(main.table, other.table)
+        if step == 1:
+            gate.finish(main)
+        fill(lake, [7], seed=step + 1)
+    assert main.table["weight"].tolist() == [1, 2, 3, 0, 0]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipelines.config.policy_files import list_checkpoints
+from pipelines.data.view import View
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import trajectories
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
@@ -304,6 +308,41 @@ def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path)
     settings = tiny(train={"follow": True, "refresh_seconds": 1e-6})
     train.run(settings, run=tmp_path / "follows", lakes=[(lake, 1.0)])
     same_training(tmp_path / "plain", tmp_path / "follows")
+
+
+def test_a_follower_that_selects_what_is_new_trains_as_one_that_selects_everything(
+    tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments come and expire after fixed updates."""
+    for seed in (1, 2):
+        collect.run(tiny(seed=seed), lake=lake)
+    segments = sorted(lake.glob("segments/*/*.arrow"))
+    asked: dict[str, list[int]] = {"new": [], "all": []}
+    select_all = View._select
+
+    def grow(there: Path, event: Event) -> None:
+        if isinstance(event, Progress) and event.stage == "train" and event.done in (2, 4):
+            segment = segments[-event.done // 2]
+            shutil.copy(segment, there / segment.relative_to(lake))
+        if isinstance(event, Progress) and event.stage == "train" and event.done == 3:
+            expire(Lake(there), RetentionLimits(where="uid < '4'"))
+
+    settings = tiny(train={"follow": True, "refresh_seconds": 1e-6, "where": "length > 4", "weight": "length"})
+    for run in ("new", "all"):
+        there = tmp_path / run / "lake"
+        shutil.copytree(lake, there, ignore=shutil.ignore_patterns("index.duckdb*"))
+        for segment in segments[-2:]:
+            (there / segment.relative_to(lake)).unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(View, "_select", lambda view, own=asked[run]: (own.append(1), select_all(view)))
+            if run == "all":
+                patched.setattr(View, "_update_selection", lambda view: view._select() if view._unselected else None)
+            train.run(settings, run=tmp_path / run / "run", lakes=[(there, 1.0)], listener=partial(grow, there))
+    assert_same(weights(tmp_path / "new/run"), weights(tmp_path / "all/run"))
+    found = [checkpoints.load(tmp_path / run / "run/checkpoints").record["data"]["lakes"][0] for run in asked]
+    for name in ("segments", "trajectories", "history"):
+        assert found[0][name] == found[1][name]
+    assert (len(asked["new"]), len(asked["all"])) == (1, 4)
 
 
 def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, lake: Path) -> None:

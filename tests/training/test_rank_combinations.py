@@ -98,9 +98,13 @@ def test_two_ranks_mix_lakes_as_one_does(tmp_path: Path, lake: Path, other: Path
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.parametrize("alpha", [0.0, 0.6], ids=["uniform", "priorities"])
+@pytest.mark.parametrize(
+    "drawing",
+    [{}, {"train__per_alpha": 0.6}, {"train__where": "length > 4", "train__weight": "length"}],
+    ids=["uniform", "priorities", "selected"],
+)
 def test_two_ranks_follow_a_growing_lake_as_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawing: dict[str, object]
 ) -> None:
     """Segments come at fixed moments: a plug-in moves them into the lake while an update is computed."""
     whole = tmp_path / "whole"
@@ -121,7 +125,7 @@ def test_two_ranks_follow_a_growing_lake_as_one_does(
         more = {
             "agent__auxiliary_losses": "[{ kind = 'growing:grow' }]",
             "train__refresh_seconds": 1e-9,
-            "train__per_alpha": alpha,
+            **drawing,
         }
         done = train(growing, tmp_path / run / "run", "--follow", "--steps", "10", *options, **more)
         assert done.returncode == 0, done.stderr

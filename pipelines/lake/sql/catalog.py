@@ -143,7 +143,7 @@ _SUMMARY = f"""{TOTALS}
 _REMEMBERED = """
 select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
 """
-_ADD = """
+ADD = """
 insert into bookkeeping.rows by name
 select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
 """
@@ -356,6 +356,15 @@ def list_expected_objects() -> frozenset[tuple[str, str, str, str]]:
         return frozenset(connection.execute(_OBJECTS).fetchall())
 
 
+@functools.cache
+def make_empty_index(megabytes: int) -> duckdb.DuckDBPyConnection:
+    """Make an index of nothing, in memory, for rows that are in no index of a lake; `megabytes` as in `open_index`."""
+    connection = duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 1})
+    connection.execute(TABLES)
+    sql.lock_down(connection, megabytes // 2)
+    return connection
+
+
 def _read_folders(connection: duckdb.DuckDBPyConnection) -> dict[str, FolderListing]:
     rows = connection.execute("select folder, stamp, digest from bookkeeping.folders").fetchall()
     return {folder: FolderListing(stamp, digest) for folder, stamp, digest in rows}
@@ -473,7 +482,7 @@ class _IndexUpdate:
                 if rows:
                     whole = pa.concat_tables(rows).combine_chunks()  # DuckDB is slow on small ones
                     self._connection.register("new_rows", whole)
-                    self._connection.execute(_ADD)
+                    self._connection.execute(ADD)
                     self._connection.unregister("new_rows")
                     self._settle(whole.select(["uid"]))
                 self._connection.commit()

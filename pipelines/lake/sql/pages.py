@@ -192,7 +192,7 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
 def _select_from(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     """Return the parts of a query's FROM clause for the trajectories that match a user's predicate, and the condition
     for complete episodes among them. Episodes are joined only if the lake has pieces: that costs a scan."""
-    rows = f"{rows_of(connection)} as trajectories"
+    rows = f"{rows_of(has_pieces(connection))} as trajectories"
     if where.strip():
         expect(connection, lake, where, "predicate", [rows])
     if not has_pieces(connection):

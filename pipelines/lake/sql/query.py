@@ -15,7 +15,7 @@ import math
 import mmap
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +192,55 @@ def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     if listed[0]["class"] == "STAR":
         raise UsageError(f"SQL: one value is expected{_mark(text, 0)}")
     parse_query(connection, text, before="select (\n", after="\n)")
+
+
+# Expressions and functions whose value in a row follows from the row alone: neither from other rows, nor from the time
+# of the query, nor from how rows are batched. Names that are missing here only make a selection slower.
+_ROW_CLASSES = frozenset(
+    {"COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "FUNCTION", "OPERATOR"}
+)
+_ROW_OPERATORS = frozenset(
+    {"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "COMPARE_IN", "COMPARE_NOT_IN"}
+    | {"ARRAY_EXTRACT", "ARRAY_SLICE"}
+)
+_ROW_FUNCTIONS = frozenset(
+    {"+", "-", "*", "/", "//", "%", "**", "^", "&", "|", "<<", ">>", "||", "~~", "!~~", "~~*", "!~~*", "~~~"}
+    | {"abs", "ceil", "ceiling", "floor", "round", "trunc", "sign", "sqrt", "cbrt", "exp", "ln", "log", "log2"}
+    | {"log10", "pow", "power", "greatest", "least", "isnan", "isinf", "isfinite", "lower", "upper", "length"}
+    | {"len", "strlen", "substr", "substring", "left", "right", "trim", "ltrim", "rtrim", "replace", "split_part"}
+    | {"concat", "contains", "starts_with", "ends_with", "prefix", "suffix", "regexp_matches"}
+    | {"regexp_full_match", "regexp_extract", "like_escape", "not_like_escape", "ilike_escape"}
+    | {"not_ilike_escape", "list_contains", "array_contains", "list_has", "element_at", "map_extract"}
+    | {"map_contains", "cardinality", "hash", "md5"}
+)
+
+
+def find_row_columns(connection: duckdb.DuckDBPyConnection, text: str, columns: Collection[str]) -> set[str] | None:
+    """Return which of `columns` an expression over the table `trajectories` reads, if its value in a row follows from
+    these columns of that row alone; None otherwise, and where that is not certain."""
+    found = parse_query(connection, text, before="select (\n", after="\n)")
+    assert found is not None, "the expression has been checked"
+    reads: set[str] = set()
+    waiting: list[Any] = [found.root["select_list"]]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            waiting += node.values()
+            kind = node.get("class")
+            if kind == "COLUMN_REF":
+                *table, name = (part.lower() for part in node["column_names"])
+                if table not in ([], ["trajectories"]) or name not in columns:
+                    return None
+                reads.add(name)
+            elif kind is not None and (
+                kind not in _ROW_CLASSES
+                or (kind == "OPERATOR" and node["type"] not in _ROW_OPERATORS)
+                or (kind == "FUNCTION" and node["function_name"].lower() not in _ROW_FUNCTIONS)
+            ):
+                return None
+    return reads
 
 
 def _read_run_table(name: str, run: Path | None) -> pa.Table:

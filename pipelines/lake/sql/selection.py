@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.footer import hex_uids, uid_array
-from pipelines.lake.sql import catalog
+from pipelines.lake.footer import TRAJECTORIES, hex_uids, uid_array
+from pipelines.lake.sql import catalog, sandbox
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.uids import positions
@@ -28,11 +28,17 @@ _WITH_OUTCOMES = f"""(select t.* replace ({", ".join(f'e."{name}" as "{name}"' f
 from trajectories t join episodes e using (episode))"""
 
 
+# Columns of `trajectories` that never change in a row, whatever is appended, expires or is rewritten: not its place.
+_LASTING = frozenset(TRAJECTORIES.names) - {"row0", "base_segment", "base_offset"} | {"schema"}
+
+
 class SelectionResult(NamedTuple):
-    """Trajectories and their weights: `uids` (n,) "S16", sorted; `weights` (n,) float64, none negative."""
+    """Trajectories and their weights: `uids` (n,) "S16", sorted; `weights` (n,) float64, none negative. `by_row`:
+    whether each of them, selected or not, will have the same weight as long as it is live."""
 
     uids: np.ndarray
     weights: np.ndarray
+    by_row: bool
 
     def places(self, uids: np.ndarray) -> np.ndarray:
         """Return the index (m,) of each of `uids` ("S16") in `self.uids`; -1 for those that were not selected."""
@@ -67,22 +73,53 @@ def select(
     return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
 
 
+def select_rows(
+    rows: Sequence[pa.Table], where: str, weight: str, *, limits: QueryLimits | None = None, listener: Listener = silent
+) -> SelectionResult:
+    """Select among trajectories that are in no index: `rows` are tables by `TRAJECTORIES`. The result is that
+    of `select` if it is `by_row`, and meaningless otherwise. UsageError as in `select`.
+    """
+    limits = limits or QueryLimits()
+    arguments = {"rows": pa.concat_tables(rows), "where": where, "weight": weight, "limits": limits}
+    return SelectionResult(*sandbox.ask(choose_rows, arguments, limits, listener=listener))
+
+
+def choose_rows(rows: pa.Table, where: str, weight: str, limits: QueryLimits) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Select among rows in an index of nothing else, which is empty again afterwards. Runs in the helper process."""
+    connection = catalog.make_empty_index(limits.megabytes)
+    for name in ("segment", "schema"):
+        rows = rows.append_column(name, pa.repeat(pa.scalar("", pa.string()), rows.num_rows))
+    connection.begin()
+    try:
+        connection.register("new_rows", rows)
+        connection.execute(catalog.ADD)
+        with sql.enforce_limits(connection, limits):
+            # Without a lake: an expression that asks for other tables is not by row, and refused here.
+            return choose(connection, None, where, weight, None, False)
+    finally:
+        connection.rollback()
+        connection.unregister("new_rows")
+
+
 def choose(
-    connection: Any, lake: Lake, where: str, weight: str, schema_id: str | None, originals: bool
-) -> tuple[np.ndarray, np.ndarray]:
+    connection: Any, lake: Lake | None, where: str, weight: str, schema_id: str | None, originals: bool
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """Select trajectories. Runs in the helper process."""
     conditions = ["base_uid is null"] if originals else []
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
-    start = f"(select * from {rows_of(connection)} as trajectories where " + (" and ".join(conditions) or "true")
+    pieces, reads = has_pieces(connection), list[set[str] | None]()
+    start = f"(select * from {rows_of(pieces)} as trajectories where " + (" and ".join(conditions) or "true")
     end = ") as trajectories"
     rows, value = [start, end], ["1.0"]
     if where.strip():
         expect(connection, lake, where, "predicate", rows)
         rows = [start, " and (\n", UsersText(where), "\n)", end]
+        reads.append(sql.find_row_columns(connection, where, _LASTING))
     if weight.strip():
         expect(connection, lake, weight, "weight", rows)
         value = ["(\n", UsersText(weight), "\n)"]
+        reads.append(sql.find_row_columns(connection, weight, _LASTING))
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
     parts, missing = [(np.zeros(0, "S16"), np.zeros(0))], 0
     with run_query(connection, lake, query) as found:
@@ -107,12 +144,14 @@ def choose(
         )
     if len(uids) and (uids[1:] == uids[:-1]).any():
         raise UsageError("SQL: the weight has several values per trajectory", hint="it must be one value per row")
-    return uids, weights
+    by_row = all(own is not None and not (pieces and own & set(_OUTCOMES)) for own in reads)
+    return uids, weights, by_row
 
 
-def rows_of(connection: Any) -> str:
-    """Return the rows of trajectories that a user's expression sees, for a FROM clause without an alias."""
-    return _WITH_OUTCOMES if has_pieces(connection) else "trajectories"
+def rows_of(pieces: bool) -> str:
+    """Return the rows of trajectories that a user's expression sees, for a FROM clause without an alias; `pieces`:
+    whether the lake `has_pieces`."""
+    return _WITH_OUTCOMES if pieces else "trajectories"
 
 
 def has_pieces(connection: Any) -> bool:
@@ -132,8 +171,9 @@ class UsersText(str):
 
 
 @contextlib.contextmanager
-def run_query(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
-    """Run the query made of the parts; errors point into the user's text."""
+def run_query(connection: Any, lake: Lake | None, parts: list[str]) -> Iterator[Any]:
+    """Run the query made of the parts; errors point into the user's text. `lake`: for tables that are not in the
+    index; None if the query names none."""
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
         if isinstance(part, UsersText):
@@ -141,7 +181,8 @@ def run_query(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
         line += part.count("\n")
     try:
         with sql.explain_errors(begins):
-            sql.offer(connection, lake, query)
+            if lake is not None:
+                sql.offer(connection, lake, query)
             yield connection.execute(query)
     except UsageError as error:
         if "GROUP BY clause" in error.message:
@@ -152,7 +193,7 @@ def run_query(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
         raise
 
 
-def expect(connection: Any, lake: Lake, text: str, kind: str, rows: list[str]) -> None:
+def expect(connection: Any, lake: Lake | None, text: str, kind: str, rows: list[str]) -> None:
     """Raise UsageError unless the text is one expression in `rows`, of the type of a "predicate" or a "weight"."""
     types, hint = _KINDS[kind]
     sql.check_expression(connection, text)
