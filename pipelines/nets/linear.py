@@ -145,7 +145,7 @@ class _Scaled(torch.autograd.Function):
         weight, left, right, sigma, scale = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_gain = torch.dot(grad.flatten(), weight.flatten()) / sigma
-        return (grad * scale).addr_(left * (-scale * grad_gain), right), grad_gain, None, None, None
+        return torch.addr(grad, left * grad_gain, right, alpha=-1).mul_(scale), grad_gain, None, None, None
 
 
 def update_spectral_norms(network: nn.Module) -> None:

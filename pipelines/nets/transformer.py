@@ -67,10 +67,8 @@ class LearnedTable(nn.Module):
         return self.weight[time_BT.clamp_max(len(self.weight) - 1)]
 
 
-def rotate(x_BHTD: Tensor, time_BT: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions (Su et al. 2021, arXiv 2104.09864): rotate (x_i, x_{i + Dh/2}) by the time's angles."""
-    phase = compute_angles(time_BT, x_BHTD.shape[-1])[:, None]
-    cos, sin = phase.cos(), phase.sin()
     first, second = x_BHTD.chunk(2, -1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
@@ -148,9 +146,10 @@ class Transformer(SequenceEncoder):
         x_BTD = F.dropout(self._embed(x_BTD, time_BT), self.settings.dropout, self.training)
         backend = self.settings.attention
         window = replace(self.window, dropout=self.settings.dropout_attention if self.training else 0.0)
+        turn = self._make_turn(time_BT)
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-            q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
+            q_BHTD, k_BHTD = turn(q_BHTD, k_BHTD)
             return attend(q_BHTD, k_BHTD, v_BHTD, window=window, packing=packing, backend=backend)
 
         for block in self.blocks:
@@ -177,10 +176,11 @@ class Transformer(SequenceEncoder):
         time_N1 = time_N[:, None]
         x_N1D = self._embed(x_ND[:, None], time_N1)
         memory.begin_step()
+        turn = self._make_turn(time_N1)
         for layer, block in enumerate(self.blocks):
 
             def attention(q_NH1D: Tensor, k_NH1D: Tensor, v_NH1D: Tensor, layer: int = layer) -> Tensor:
-                q_NH1D, k_NH1D = self._turn(q_NH1D, k_NH1D, time_N1)
+                q_NH1D, k_NH1D = turn(q_NH1D, k_NH1D)
                 keys, values = memory.append(layer, k_NH1D[:, :, 0], v_NH1D[:, :, 0])
                 cap = self.settings.logit_clip
                 return attend_cached(q_NH1D[:, :, 0], keys, values, memory.visible_NS, cap)[:, :, None]
@@ -196,10 +196,11 @@ class Transformer(SequenceEncoder):
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
         x_NTD = self._embed(x_NTD, time_NT)
         window = AttentionWindow(size=memory.ring, sink=memory.sink, logit_clip=self.settings.logit_clip)
+        turn = self._make_turn(time_NT)
         for layer, block in enumerate(self.blocks):
 
             def attention(q_NHTD: Tensor, k_NHTD: Tensor, v_NHTD: Tensor, layer: int = layer) -> Tensor:
-                q_NHTD, k_NHTD = self._turn(q_NHTD, k_NHTD, time_NT)
+                q_NHTD, k_NHTD = turn(q_NHTD, k_NHTD)
                 memory.fill(layer, k_NHTD, v_NHTD, lengths_N)
                 return attend(q_NHTD, k_NHTD, v_NHTD, window=window, backend=self.settings.attention)
 
@@ -212,9 +213,10 @@ class Transformer(SequenceEncoder):
         """Compute the mean entropy of attention, in nats, over heads and the last queries."""
         x_BTD = self._embed(x_BTD, time_BT)
         window, entropies = self.window.within(x_BTD.shape[1]), []
+        turn = self._make_turn(time_BT)
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-            q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
+            q_BHTD, k_BHTD = turn(q_BHTD, k_BHTD)
             share = compute_weights(q_BHTD, k_BHTD, window)[:, :, -SEEN:]
             entropies.append(torch.special.entr(share).sum(-1).mean())
             return dense(q_BHTD, k_BHTD, v_BHTD, window)
@@ -227,10 +229,14 @@ class Transformer(SequenceEncoder):
         x_BTD = self.embed(x_BTD).to(self.embed.weight.dtype)
         return x_BTD if self.position is None else x_BTD + self.position(time_BT)
 
-    def _turn(self, q_BHTD: Tensor, k_BHTD: Tensor, time_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def _make_turn(self, time_BT: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Make the function that applies rotary positions, if the encoder has them, to queries and keys (B, H, T, Dh).
+        The angles are the same for all layers."""
         if self.settings.position != "rope":
-            return q_BHTD, k_BHTD
-        return rotate(q_BHTD, time_BT), rotate(k_BHTD, time_BT)
+            return lambda q_BHTD, k_BHTD: (q_BHTD, k_BHTD)
+        phase = compute_angles(time_BT, self.settings.d_model // self.settings.num_heads)[:, None]
+        cos, sin = phase.cos(), phase.sin()
+        return lambda q_BHTD, k_BHTD: (rotate(q_BHTD, cos, sin), rotate(k_BHTD, cos, sin))
 
 
 class QuickStep:
@@ -270,11 +276,12 @@ class QuickStep:
         memory.begin_step()
         mask = memory.bias()
         n, heads = len(x_ND), memory.num_heads
+        turn = transformer._make_turn(time_N[:, None])
         for number, layer in enumerate(self._layers):
             qkv = F.linear(layer.normalize(x_ND, layer.before_attention), *layer.qkv).view(n, 3, heads, -1)
             q_NHD, k_NHD, v_NHD = qkv.unbind(1)
             if self._rope:
-                q, k = transformer._turn(q_NHD[:, :, None], k_NHD[:, :, None], time_N[:, None])
+                q, k = turn(q_NHD[:, :, None], k_NHD[:, :, None])
                 q_NHD, k_NHD = q[:, :, 0], k[:, :, 0]
             keys, values = memory.append_flat(number, k_NHD, v_NHD)
             scores = torch.baddbmm(mask, q_NHD.reshape(n * heads, 1, -1), keys.transpose(1, 2))

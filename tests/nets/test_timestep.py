@@ -220,19 +220,37 @@ def test_texts_go_through_an_encoder_that_reads_up_to_their_end():
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
-def test_sequences_are_encoded_once_for_each_that_differs_from_the_one_before(repeats):
+def test_each_distinct_sequence_is_encoded_once(repeats):
     torch.manual_seed(0)
     net = TokenEncoder(10, TokenSettings(embedding=3, hidden=4))
     rows = torch.tensor([[1, 2, 3], [1, 2, 3], [4, 13, 0], [1, 2, 3]]).repeat_interleave(repeats, 0)
     lengths = torch.tensor([3, 2, 2, 3]).repeat_interleave(repeats)
     seen = []
-    hook = net.rnn.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].sorted_indices)))
-    out = net(rows, lengths)
+    hook = net.rnn.register_forward_pre_hook(lambda _, inputs: seen.append(int(inputs[0].batch_sizes[0])))
+    with torch.no_grad():
+        out = net(rows, lengths)
     hook.remove()
-    assert seen == [4]
+    assert seen == [3]
     for row, length, actual in zip(rows, lengths, out, strict=True):
         expected = net.rnn(net.embedding(row[:length] % 10)[None])[1][0, 0]  # 13 shares the row of 3
         torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_of_sequences_are_those_of_one_gru_for_each():
+    torch.manual_seed(0)
+    net = TokenEncoder(10, TokenSettings(embedding=3, hidden=4)).double()
+    tokens, lengths = torch.randint(0, 10, (3, 4, 6)), torch.randint(0, 7, (3, 4))
+    tokens[1], lengths[1] = tokens[0], lengths[0]
+    lengths[2, :2] = torch.tensor([0, 6])
+    weight = torch.randn(3, 4, 4, dtype=torch.float64)
+    (net(tokens, lengths) * weight).sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+    net.zero_grad()
+    for row, length, share in zip(tokens.flatten(0, 1), lengths.flatten(), weight.flatten(0, 1), strict=True):
+        if length:
+            (net.rnn(net.embedding(row[:length])[None])[1][0, 0] * share).sum().backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, msg=name)
 
 
 def test_the_settings_route_columns_elsewhere():
