@@ -45,7 +45,7 @@ def test_single_draws_follow_the_weights(lake: Lake, monkeypatch: pytest.MonkeyP
     from pipelines.lake.sql import selection
 
     uids = np.array([b"a" * 16, b"b" * 16, b"c" * 16], dtype="S16")
-    chosen = selection.SelectionResult(uids, np.array([1.0, 2.0, 5.0]))
+    chosen = selection.SelectionResult(uids, np.array([1.0, 2.0, 5.0]), by_row=True)
     monkeypatch.setattr(selection, "select", lambda *arguments, **options: chosen)
     counts = Counter(draw(lake, 1, weight="w", seed=seed)[0][:2] for seed in range(4000))
     for name, share in (("61", 1 / 8), ("62", 2 / 8), ("63", 5 / 8)):
