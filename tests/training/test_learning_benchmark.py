@@ -39,6 +39,7 @@ COUNTS = (
     "fourteen",
     "fifteen",
     "sixteen",
+    "seventeen",
 )
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
