@@ -163,7 +163,7 @@ def test_exploration_is_annealed_over_the_steps_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_killed_collectors_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    survives_a_killed_collector(tmp_path / "run", kills=1, seed=0)
+    survives_a_killed_collector(tmp_path / "run", kills=2, seed=0)
 
 
 @pytest.mark.slow

@@ -234,7 +234,6 @@ def test_cpu_seconds_of_a_process_include_those_of_its_children():
 
 
 @pytest.mark.system
-@pytest.mark.full
 def test_benchmark_runs_amago_for_seconds(tmp_path):
     results = tmp_path / "results.jsonl"
     words = ["benchmarks/general.py", "run", "--task", "cartpole", "--agent", "amago", "--seconds", "12"]

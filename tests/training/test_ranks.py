@@ -127,7 +127,6 @@ def test_ranks_killed_at_ten_moments_are_started_again_and_change_nothing(tmp_pa
 
 
 @pytest.mark.system
-@pytest.mark.full
 def test_what_one_rank_refuses_all_refuse_and_it_is_reported_once(tmp_path: Path, lake: Path) -> None:
     done = train(tmp_path / "nowhere", tmp_path / "run", "--steps", "2", "--ranks", "2")
     assert done.returncode == 3
