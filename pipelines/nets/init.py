@@ -101,22 +101,34 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Refuse, in this thread, modules that have more parameters than `weights`, or one with more numbers than all of
     them. Mismatch is raised before the parameter is initialised.
     """
-    left, largest = _REPLACED * len(weights), sum(weight.numel() for weight in weights.values())
-    thread = threading.get_ident()
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal left
-        if parameter is None or threading.get_ident() != thread:
-            return
-        left -= 1
-        if left < 0 or parameter.numel() > largest:
-            raise Mismatch("the network that it describes is larger than its weights")
-
-    hook: Any = register_module_parameter_registration_hook(count)
+    before = _limits.left, _limits.largest
+    _limits.left, _limits.largest = _REPLACED * len(weights), sum(weight.numel() for weight in weights.values())
     try:
         yield
     finally:
-        hook.remove()
+        _limits.left, _limits.largest = before
+
+
+class _Limits(threading.local):
+    """How many parameters, of how many numbers, may still be registered in this thread."""
+
+    left: float = math.inf
+    largest: float = math.inf
+
+
+_limits = _Limits()
+
+
+def _count_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    if parameter is None:
+        return
+    _limits.left -= 1
+    if _limits.left < 0 or parameter.numel() > _limits.largest:
+        raise Mismatch("the network that it describes is larger than its weights")
+
+
+# For good: torch's hooks must not change while another thread, which constructs a module, goes through them.
+register_module_parameter_registration_hook(_count_parameter)
 
 
 def require_fit(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
