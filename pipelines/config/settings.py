@@ -94,6 +94,9 @@ class ExplorationSettings(SettingsModel):
     """Steps of one actor over which `start` falls linearly to `end`."""
     randomize: bool = True
     """Multiply epsilon by a factor from U[0, 1), drawn for every rollout."""
+    explorers: float = Field(0.0, ge=0, le=1)
+    """Share of rollouts that explore as at the beginning of training, however long it has lasted, and without the
+    factor of `randomize`: what the policy would not find is still met."""
     persistence: float = Field(1.0, ge=1)
     """Longest time, in steps, over which random actions persist: the noise of Box actions is correlated over this time
     and a random choice is repeated so many steps on average. Every rollout draws its own time, log-uniformly from 1 to

@@ -122,6 +122,7 @@ def _add_noise(
 _STREAM = 1  # apart from a policy's own generator of the same seed
 _MULTIPLIERS = 3
 _PERSISTENCE = 4
+_EXPLORERS = 5
 _RATES = ("start", "end", "late_start", "late_end", "inner_epsilon")
 
 
@@ -172,16 +173,20 @@ class Exploration:
         self._rng = np.random.default_rng([seed, _STREAM])
         self._multiplier_rng = np.random.default_rng([seed, _MULTIPLIERS])
         self._multiplier = np.ones(num_actors)
+        self._explorer_rng = np.random.default_rng([seed, _EXPLORERS])
+        self._explores = np.zeros(num_actors, bool)  # throughout its rollout
         self._steps = [0]
         self._persistent = _PersistentNoise(settings.persistence, space, num_actors, seed)
         self._shared = SharedDraws(self._draw)
 
-    def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """Draw, for all actors, multipliers for those that begin a rollout, noise, and how it persists."""
+    def _draw(self) -> tuple[np.ndarray | None, np.ndarray | None, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """Draw, for all actors, multipliers and who explores, for those that begin a rollout, noise, and how it
+        persists."""
         n = len(self._multiplier)
         multiplier = self._multiplier_rng.random(n) if self.settings.randomize else None
+        explores = self._explorer_rng.random(n) < self.settings.explorers if self.settings.explorers else None
         noise = () if self.legal is not None else _draw_noise(self._space, n, self._rng)
-        return multiplier, noise, self._persistent.draw()
+        return multiplier, explores, noise, self._persistent.draw()
 
     @property
     def legal(self) -> LegalActions | None:
@@ -249,7 +254,7 @@ class Exploration:
         `observation` is the one that the policy saw; only an action mask needs it. `part`: act for this part of the
         actors only.
         """
-        drawn, noise, persisting = self._shared.take(part)
+        drawn, exploring, noise, persisting = self._shared.take(part)
         here = slice(None) if part is None else self._shared.places[part]
         multiplier = self._multiplier[here]
         if drawn is not None:
@@ -258,6 +263,10 @@ class Exploration:
             noise = self._persistent.apply(noise, persisting, time, here)
         progress = min(self._steps[part or 0] / self.settings.steps, 1.0)
         epsilon = self._epsilon(progress, time, multiplier)
+        if exploring is not None:
+            explores = self._explores[here]
+            np.copyto(explores, exploring[here], where=time == 0)
+            epsilon = np.where(explores, self._epsilon(0.0, time, np.ones(len(time))), epsilon)
         self._steps = [n + (part is None or i == part) for i, n in enumerate(self._steps)]
         if not epsilon.any():
             return actions, epsilon
@@ -288,8 +297,10 @@ class Exploration:
         return {
             "steps": self.steps,
             "multiplier": self._multiplier.tolist(),
+            "explores": self._explores.tolist(),
             "rng": self._rng.bit_generator.state,
             "multiplier_rng": self._multiplier_rng.bit_generator.state,
+            "explorer_rng": self._explorer_rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -297,8 +308,10 @@ class Exploration:
         self.steps = int(state["steps"])
         if len(state["multiplier"]) == len(self._multiplier):
             self._multiplier[:] = state["multiplier"]
+            self._explores[:] = state["explores"]
         self._rng.bit_generator.state = state["rng"]
         self._multiplier_rng.bit_generator.state = state["multiplier_rng"]
+        self._explorer_rng.bit_generator.state = state["explorer_rng"]
 
 
 class _PersistentNoise:

@@ -110,13 +110,27 @@ def test_each_entry_is_drawn_anew(space):
     assert (executed < high).all()
 
 
-def test_state_goes_on_exactly():
+@pytest.mark.parametrize("randomize", [False, True])
+def test_a_share_of_the_rollouts_explores_as_at_the_beginning(randomize):
+    n = 20_000
+    exploration = make_exploration(n, start=0.75, end=0.25, steps=10, explorers=0.3, randomize=randomize)
+    exploration.steps = 10
+    epsilon = np.stack([exploration(np.zeros(n, int), np.full(n, time))[1] for time in (0, 1, 2, 0)])
+    assert ((epsilon == 0.75) | ((epsilon < 0.25) if randomize else (epsilon == 0.25))).all()
+    assert (epsilon == 0.75).mean(1) == pytest.approx(0.3, abs=0.02)
+    np.testing.assert_array_equal(epsilon[0], epsilon[2])
+    assert ((epsilon[0] == 0.75) & (epsilon[3] == 0.75)).mean() == pytest.approx(0.09, abs=0.01)
+
+
+@pytest.mark.parametrize("explorers", [0.0, 0.5])
+def test_state_goes_on_exactly(explorers):
     def run(exploration, first, count):
         return [exploration(np.zeros(3, int), np.full(3, t % 5))[0].tolist() for t in range(first, first + count)]
 
-    whole = make_exploration(steps=40)
+    settings = {"steps": 40, "explorers": explorers}
+    whole = make_exploration(**settings)
     expected = run(whole, 0, 20)[8:]
-    half, resumed = make_exploration(steps=40), make_exploration(steps=40, seed=9)
+    half, resumed = make_exploration(**settings), make_exploration(**settings, seed=9)
     run(half, 0, 8)
     resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
     assert run(resumed, 8, 12) == expected
