@@ -70,7 +70,8 @@ def test_a_new_rollout_begins_with_new_noise():
 
 @pytest.mark.parametrize("space", [Box(shape=(2,)), Discrete(n=5), MultiBinary(n=3)], ids=["box", "one", "bits"])
 def test_parts_of_the_actors_get_the_noise_of_all(space):
-    whole, parts = (make_exploration(space, actors=6, persistence=50.0) for _ in range(2))
+    settings = {"persistence": 50.0, "explorers": 0.5, "end": 0.1, "steps": 4}
+    whole, parts = (make_exploration(space, actors=6, **settings) for _ in range(2))
     assert parts.split([2, 4])
     expected = play(whole, space, 8)
     zeros = np.zeros((6, *space.shape), space.dtype)
