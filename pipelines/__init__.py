@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
     from pipelines.stages.library import collect, evaluate, train
     from pipelines.stages.recipe import run
+    from pipelines.training.dataset import WindowDataset
 
-__all__ = ["Lake", "Settings", "collect", "evaluate", "load_policy", "run", "train"]
+__all__ = ["Lake", "Settings", "WindowDataset", "collect", "evaluate", "load_policy", "run", "train"]
 
 _PLACES = {
     "Lake": "pipelines.lake.store",
     "Settings": "pipelines.config.settings",
+    "WindowDataset": "pipelines.training.dataset",
     "collect": "pipelines.stages.library",
     "evaluate": "pipelines.stages.library",
     "load_policy": "pipelines.export.policy_bundle",

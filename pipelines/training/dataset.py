@@ -1,0 +1,67 @@
+"""The windows that `amago train` draws, for a training loop of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pipelines.config.settings import TrainSettings
+from pipelines.data.mixture import Share
+from pipelines.events import silent
+from pipelines.lake.store import Lake
+from pipelines.training.data import make_mixture
+
+
+class WindowDataset(IterableDataset[dict[str, Tensor]]):
+    """Batches of windows of `length` steps, drawn from one lake or several for ever; `refresh` batches apart, it looks
+    for what collectors have added.
+
+    `settings` are those of `[train]` about drawing (docs/settings.md), such as `weighting`, `placement`, `half_life` or
+    `context`. Batch number k depends on `seed`, k and the lakes alone: with N workers of a DataLoader, which draw every
+    N-th batch each, the batches are those of one process, unless the lakes change. InputMissing where a lake is missing
+    or has nothing to draw from, UsageError for wrong SQL, pydantic's ValidationError for a wrong setting.
+
+    A batch is a dictionary of tensors: every column of the lake (B, length + 1, ...), `mask` (B, length), true where a
+    step counts, `start` (B,), the time of a window's first row in its episode, and `lengths` (B,), its valid rows. Row
+    t + 1 holds the action that was taken at row t, its reward, and what was observed then.
+    """
+
+    def __init__(
+        self,
+        *places: Path | str,
+        length: int,
+        batch_size: int,
+        where: str = "",
+        weight: str = "",
+        seed: int = 0,
+        refresh: int = 1000,
+        **settings: Any,
+    ) -> None:
+        self._places, self._batch_size, self._seed, self._refresh = places, batch_size, seed, refresh
+        chosen = {"context_length": length, "batch_size": batch_size, "where": where, "weight": weight}
+        self._train = TrainSettings.model_validate(chosen | settings)
+        for place in places:
+            Lake(place)  # refused here, not in a worker
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Draw from the first batch on, from what the lakes hold now."""
+        lakes = [Lake(place) for place in self._places]
+        shares = [(lake, Share()) for lake in lakes]
+        mixture = make_mixture(shares, lakes[0].only_schema(), self._train, seed=self._seed, listener=silent)
+        worker = get_worker_info()
+        number, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for drawn in range(1 << 62):
+            if drawn % max(self._refresh // step, 1) == 0:
+                mixture.refresh(number)
+                mixture.shares(number)  # refuses lakes that are empty
+            batch = mixture.sample(self._batch_size, number)
+            found = {**batch.columns, "mask": batch.mask, "start": batch.start, "lengths": batch.lengths}
+            others = {"importance": batch.importance, "warm_up": batch.warm_up, "cut_off": batch.cut_off}
+            found |= {name: values for name, values in others.items() if values is not None}
+            yield {name: torch.from_numpy(values) for name, values in found.items()}
+            number += step
