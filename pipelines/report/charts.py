@@ -61,7 +61,7 @@ class Theme:
             "customFormatTypes": True,
             "font": _FONT,
             "view": {"stroke": None},
-            "axis": {**axis, "ticks": False, "labelPadding": 6, "labelOverlap": True},
+            "axis": {**axis, "ticks": False, "labelPadding": 6, "labelOverlap": True, "labelSeparation": 8},
             "axisX": {"grid": False},
             "axisY": {"domain": False},
             "legend": {
