@@ -42,7 +42,7 @@ def test_every_public_name_has_an_example_and_it_runs(tmp_path: Path, monkeypatc
     """In this order: later examples use the run of earlier ones."""
     monkeypatch.chdir(tmp_path)
     names = {name: getattr(pipelines, name) for name in pipelines.__all__}
-    order = ("Settings", "collect", "Lake", "train", "evaluate", "run", "load_policy")
+    order = ("Settings", "collect", "Lake", "WindowDataset", "train", "evaluate", "run", "load_policy")
     assert set(order) == set(names)
     for name in order:
         (example,) = [

@@ -1,13 +1,16 @@
-"""NPZ files whose arrays are compared with the CRC-32 that a zip archive has of each.
+"""NPZ files whose arrays are compared with the CRC-32 that a zip archive has of each, and with their number.
 
 `numpy.load` stops reading a member where its header says that the array ends. zipfile compares the checksum only at the
-end of a member, so a damaged header that claims fewer rows would go unnoticed.
+end of a member, so a damaged header that claims fewer rows would go unnoticed. It also believes a damaged length in its
+directory, behind which the arrays that follow are skipped, although the end of the file says how many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import lzma
+import os
+import struct
 import tokenize
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ from pipelines.formats.base import require_file
 
 _SUFFIX = ".npy"
 _PIECE = 1 << 20
+_END = struct.Struct("<4s6xH10x")  # the end of a zip archive before its comment: a signature, the number of members
+_MANY = 0xFFFF  # members or more, whose number is elsewhere
 
 
 class NpzArchive:
@@ -34,6 +39,10 @@ class NpzArchive:
         try:
             with self._decoding():
                 self._zip = zipfile.ZipFile(self._file)
+                self._file.seek(-_END.size - len(self._zip.comment), os.SEEK_END)
+                signature, count = _END.unpack(self._file.read(_END.size))
+                if signature == b"PK\5\6" and count not in (len(self._zip.infolist()), _MANY):
+                    raise zipfile.BadZipFile(f"its directory lists {len(self._zip.infolist())} of {count} arrays")
         except BaseException:
             self._file.close()
             raise

@@ -29,6 +29,11 @@ class WindowDataset(IterableDataset[dict[str, Tensor]]):
     A batch is a dictionary of tensors: every column of the lake (B, length + 1, ...), `mask` (B, length), true where a
     step counts, `start` (B,), the time of a window's first row in its episode, and `lengths` (B,), its valid rows. Row
     t + 1 holds the action that was taken at row t, its reward, and what was observed then.
+
+    >>> windows = iter(WindowDataset("runs/maze", length=8, batch_size=4, where="length > 2"))
+    >>> batch = next(windows)
+    >>> tuple(batch["action"].shape), tuple(batch["mask"].shape)
+    ((4, 9), (4, 8))
     """
 
     def __init__(

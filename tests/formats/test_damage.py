@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.formats.archive import NpzArchive
 from pipelines.formats.export import export
 from pipelines.formats.make import FORMATS, open_importer
 from pipelines.lake.schema import Schema
@@ -94,6 +96,20 @@ def test_flipped_bytes_are_refused_or_change_nothing(tmp_path: Path, form: str, 
 def test_every_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, form: str) -> None:
     to = dataset(tmp_path, form)
     assert not [place for path in files(to) for place in altered(path, f"{form}:{to}", 1_000)]
+
+
+def test_an_array_that_the_directory_of_an_archive_skips_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, first=np.arange(3), second=np.arange(4), third=np.arange(5))
+    content = bytearray(path.read_bytes())
+    comment = (
+        content.index(b"PK\1\2", content.index(b"PK\1\2") + 1) + 32
+    )  # its length, in the entry of the second array
+    content[comment + 1] = 1
+    path.write_bytes(content)
+    assert zipfile.ZipFile(path).namelist() == ["first.npy", "second.npy"]
+    with pytest.raises(IntegrityError, match="2 of 3 arrays"):
+        NpzArchive(path)
 
 
 @pytest.mark.system
