@@ -104,7 +104,7 @@ def test_an_array_that_the_directory_of_an_archive_skips_is_missed(tmp_path: Pat
     content = bytearray(path.read_bytes())
     comment = (
         content.index(b"PK\1\2", content.index(b"PK\1\2") + 1) + 32
-    )  # its length, in the entry of the second array
+    )  # its length, of the second
     content[comment + 1] = 1
     path.write_bytes(content)
     assert zipfile.ZipFile(path).namelist() == ["first.npy", "second.npy"]
