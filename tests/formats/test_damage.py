@@ -102,9 +102,7 @@ def test_an_array_that_the_directory_of_an_archive_skips_is_missed(tmp_path: Pat
     path = tmp_path / "set.npz"
     np.savez(path, first=np.arange(3), second=np.arange(4), third=np.arange(5))
     content = bytearray(path.read_bytes())
-    comment = (
-        content.index(b"PK\1\2", content.index(b"PK\1\2") + 1) + 32
-    )  # its length, of the second
+    comment = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1) + 32  # its length, of the second
     content[comment + 1] = 1
     path.write_bytes(content)
     assert zipfile.ZipFile(path).namelist() == ["first.npy", "second.npy"]
