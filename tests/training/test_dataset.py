@@ -74,11 +74,33 @@ def test_nothing_to_draw_from_is_refused(lake):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"where": "lenght > 1"}, UsageError), ({"length": 0}, ValidationError), ({"halflife": 3}, ValidationError)],
+    [
+        ({"where": "lenght > 1"}, UsageError),
+        ({"length": 0}, ValidationError),
+        ({"half_life": -1}, ValidationError),
+        ({"halflife": 3}, UsageError),
+        ({"learning_rate": 0.1}, UsageError),
+        ({"per_alpha": 0.5}, UsageError),
+    ],
 )
 def test_mistakes_are_refused(lake, options, error):
     with pytest.raises(error):
         draw(1, lake.name, **options)
+
+
+def test_settings_of_drawing_have_an_effect(lake):
+    changes = {}, {"placement": "full"}, {"burn_in": 2}
+    plain, full, warmed = (draw(20, lake.name, length=3, **each) for each in changes)
+    assert not all(batch["mask"].all() for batch in plain)
+    assert all(batch["mask"].all() for batch in full)
+    # A window that begins its trajectory has nothing to warm up.
+    assert all(not batch["mask"][batch["start"] > 0, :2].any() for batch in warmed)
+    assert all(batch["mask"][batch["start"] == 0, 0].all() for batch in warmed)
+
+
+def test_no_lake_is_refused():
+    with pytest.raises(UsageError, match="no lake to draw from"):
+        WindowDataset(length=6, batch_size=8)
 
 
 def test_a_lake_that_is_not_there_is_refused_at_once(tmp_path):
