@@ -28,7 +28,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.general_parts import book, runs
-from benchmarks.general_parts.tasks import AGENTS, RANDOM_EPISODES, ROOT, Task, load_tasks, measure_random, write_random
+from benchmarks.general_parts.tasks import (
+    AGENTS,
+    GAMES,
+    RANDOM_EPISODES,
+    ROOT,
+    TABLE,
+    Task,
+    load_tasks,
+    measure_random,
+    write_random,
+)
 from pipelines.envs.make import requirement
 from pipelines.errors import AmagoError
 
@@ -42,7 +52,7 @@ def arguments() -> argparse.Namespace:
     _add_tasks(run)
     run.add_argument("--seed", type=int, action="append", help="repeatable [default: 1]")
     run.add_argument("--agent", choices=AGENTS, action="append", help="repeatable; none: all")
-    run.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of each run [default: 300]")
+    run.add_argument("--seconds", type=float, help="CPU seconds of each run [default: 300; of POPGym, by level]")
     run.add_argument("--episodes", type=int, help="of an evaluation [default: as the table says]")
     run.add_argument("--to", type=Path, default=RESULTS, metavar="FILE.jsonl")
     measured = commands.add_parser("random", help="measure random play, and write it into the table")
@@ -61,7 +71,7 @@ def _add_tasks(parser: argparse.ArgumentParser) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--task", action="append", metavar="T", help="repeatable")
     chosen.add_argument("--all", action="store_true", help="every task [default]")
-    chosen.add_argument("--set", choices=["tuning", "report"])
+    chosen.add_argument("--set", choices=["tuning", "report", "popgym"])
 
 
 def selected(options: argparse.Namespace) -> list[Task]:
@@ -94,7 +104,7 @@ def jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for agent in options.agent or AGENTS:
                 if agent == "amago" or agent in task.peers:
                     episodes = options.episodes or task.episodes
-                    wanted = {"task": task.name, "agent": agent, "seed": seed, "seconds": options.seconds}
+                    wanted = {"task": task.name, "agent": agent, "seed": seed, "seconds": options.seconds or task.seconds}
                     yield {**wanted, "episodes": episodes}
 
 
@@ -102,7 +112,7 @@ def measure(options: argparse.Namespace) -> None:
     for task in skip_missing(selected(options)):
         if options.again or task.random != task.random:
             returns = measure_random(task, options.episodes)
-            write_random(task.name, returns.mean())
+            write_random(task.name, returns.mean(), GAMES if task.set == "popgym" else TABLE)
             error = returns.std() / len(returns) ** 0.5
             print(f"{task.name}: {returns.mean():.4g} +- {error:.2g}, {len(returns)} episodes", flush=True)
 

@@ -17,8 +17,9 @@ from pipelines.files.atomic import write_atomically
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = Path(__file__).with_name("tasks.toml")
+TABLE, GAMES = Path(__file__).with_name("tasks.toml"), Path(__file__).with_name("popgym.toml")
 RANDOM_EPISODES = 200
+_GAME_SECONDS = {"Easy": 300.0, "Medium": 600.0, "Hard": 900.0}
 
 Agent = Literal["amago", "ppo", "dqn", "sac", "recurrent-ppo"]
 AGENTS: tuple[Agent, ...] = ("amago", "ppo", "dqn", "sac", "recurrent-ppo")
@@ -33,13 +34,15 @@ class Task(BaseModel):
     env: str
     params: dict[str, Any] = {}
     kind: str
-    set: Literal["tuning", "report"]
+    set: Literal["tuning", "report", "popgym"]
     episodes: int
     random: float
+    gru: float = math.nan
     best: float
     source: str
     peers: tuple[Agent, ...]
     zoo: str = "default"
+    seconds: float = 300.0
 
     def normalize(self, score: float) -> float:
         """Scale a return to 0 for uniformly random actions and 1 for the best that is known."""
@@ -50,14 +53,18 @@ class Task(BaseModel):
         return make(self.env, num_envs=num_envs, seed=seed, split=split, params=self.params)
 
 
-def load_tasks(path: Path = TABLE) -> dict[str, Task]:
-    """Read the table, in its order."""
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: Task(name=name, **row) for name, row in rows.items()}
+def load_tasks() -> dict[str, Task]:
+    """Read the tables, in their order."""
+    tasks, games = (tomllib.loads(path.read_text(encoding="utf-8")) for path in (TABLE, GAMES))
+    shared = {"kind": "memory", "set": "popgym", "episodes": 200, "peers": ()}
+    for name, row in games.items():
+        seconds = next(seconds for level, seconds in _GAME_SECONDS.items() if name.endswith(level))
+        tasks[name] = {"env": name, **shared, "seconds": seconds, **row}
+    return {name: Task(name=name, **row) for name, row in tasks.items()}
 
 
-def write_random(name: str, value: float, path: Path = TABLE) -> None:
-    """Replace the measured score of random actions in the table."""
+def write_random(name: str, value: float, path: Path) -> None:
+    """Replace the measured score of random actions in a table."""
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(rf"(^\[{re.escape(name)}\]\n(?:(?!\[).*\n)*?random = )\S+$", re.MULTILINE)
     written, count = pattern.subn(rf"\g<1>{value:.4g}", text)

@@ -43,7 +43,7 @@ def test_table_covers_every_kind_and_random_play_is_worse_than_the_best():
         assert each.random < each.best, each.name
         assert each.source, each.name
         assert each.episodes >= 8, each.name
-        assert each.peers, each.name
+        assert each.peers or each.set == "popgym", each.name
         assert set(each.peers) < set(AGENTS), each.name
 
 
