@@ -1,4 +1,4 @@
-"""The section of docs/results.md on generality, between two marks, and its performance profiles."""
+"""The section of docs/results.md on generality, between two marks, its performance profiles, and the picture of POPGym."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from benchmarks.general_parts.scores import performance_profile
 from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
 from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Lines, Series
+from pipelines.report.charts import LIGHT, Lines, Series, add_title
+from pipelines.report.charts import draw as draw_spec
 
 BEGIN, END = "<!-- general: written by benchmarks/general.py book -->", "<!-- end of general -->"
 BEST_PEER = "best peer"
@@ -47,11 +48,13 @@ def strata(by_task: Mapping[str, Mapping[int, float]], names: Sequence[str]) -> 
     return [np.array([*by_task[name].values()]) for name in names if name in by_task]
 
 
-def section(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], plot: str) -> str:
-    """Format the tables: aggregates of each set, and every seed of every task."""
+def section(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], plot: str, games_plot: str) -> str:
+    """Format the tables: aggregates of each set, every seed of every task, and POPGym's games."""
     if not rows:
         return "No results yet."
-    lines = []
+    lines, everything = [], rows
+    games = [row for row in rows if is_game(row, tasks)]
+    rows = [row for row in rows if not is_game(row, tasks)]
     for seconds in sorted({row["seconds"] for row in rows}, reverse=True):
         chosen = [row for row in rows if row["seconds"] == seconds]
         lines += [f"### {seconds:g} CPU seconds a run", ""]
@@ -59,8 +62,70 @@ def section(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], plot: 
             names = [name for name, task in tasks.items() if task.set == kind]
             if any(row["task"] in names for row in chosen):
                 lines += [*_aggregates(chosen, tasks, names, kind), "", *_every_seed(chosen, tasks, names), ""]
-    codes = sorted({f"{row['version']} ({row['commit']})" for row in rows})
-    return "\n".join([*lines, f"![Performance profiles]({plot})", "", f"Code: {', '.join(codes)}."])
+    if rows:
+        lines += [f"![Performance profiles]({plot})", ""]
+    if games:
+        lines += [*_games(games, tasks), "", f"![POPGym's games]({games_plot})", ""]
+    codes = sorted({f"{row['version']} ({row['commit']})" for row in everything})
+    return "\n".join([*lines, f"Code: {', '.join(codes)}."])
+
+
+def is_game(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> bool:
+    """Decide whether a result is of the set popgym, which is compared with published scores."""
+    return (task := tasks.get(row["task"])) is not None and task.set == "popgym"
+
+
+def highest(row: Mapping[str, Any]) -> float:
+    """Return the highest mean return along a run, of sampled play: the score of POPGym's paper, there called MMER."""
+    return max([row["sampled"], *(point["sampled"] for point in row["curve"] if "sampled" in point)])
+
+
+def _games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list[str]:
+    lines = [
+        "| game | random | GRU | best of 13 | of | amago, highest | amago, at the end | env steps | CPU s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    reached = dict.fromkeys(("GRU", "the best of 13"), 0)
+    names = [name for name in tasks if any(row["task"] == name for row in rows)]
+    for name in names:
+        task, seeds = tasks[name], sorted((row for row in rows if row["task"] == name), key=lambda row: row["seed"])
+        score = round(float(np.mean([highest(row) for row in seeds])), 3)
+        reached["GRU"] += score >= task.gru
+        reached["the best of 13"] += score >= task.best
+        tops = ", ".join(f"{highest(row):.3f}" for row in seeds)
+        steps, taken = (round(np.mean([row[key] for row in seeds])) for key in ("env_steps", "train_cpu_seconds"))
+        published = f"{task.gru:.3f} | {task.best:.3f} | {task.source}"
+        lines.append(
+            f"| {name.removeprefix('popgym-')} | {task.random:.3f} | {published} | {tops} | {_seeds(rows, name, 'amago')} "
+            f"| {steps:,} | {taken} |"
+        )
+    counts = " and ".join(f"{each} in {count}" for each, count in reached.items())
+    said = f"At least as much as the paper reports of {counts} of {len(names)} games (three digits, mean over seeds)."
+    return ["### POPGym", "", said, "", *lines]
+
+
+def draw_games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], path: Path) -> Path:
+    """Draw a point for each agent in each game: random play, the paper's GRU, its best, and every seed of amago."""
+    found = []
+    for name in (name for name in tasks if any(row["task"] == name for row in rows)):
+        task = tasks[name]
+        scores = {"random": [task.random], "GRU, 15M steps": [task.gru], "best of 13, 15M steps": [task.best]}
+        scores["amago"] = [highest(row) for row in rows if row["task"] == name]
+        game = {"game": name.removeprefix("popgym-")}
+        found += [{**game, "agent": agent, "return": value} for agent, values in scores.items() for value in values]
+    agents = ["random", "GRU, 15M steps", "best of 13, 15M steps", "amago"]
+    colours = [LIGHT.soft, LIGHT.lines[1], LIGHT.lines[4], LIGHT.lines[0]]
+    shapes = {"domain": agents, "range": ["cross", "circle", "diamond", "circle"]}
+    encoding = {
+        "x": {"field": "return", "type": "quantitative", "title": "mean return, the highest along the run"},
+        "y": {"field": "game", "type": "nominal", "sort": None, "title": None, "axis": {"grid": True, "labelLimit": 220}},
+        "color": {"field": "agent", "scale": {"domain": agents, "range": colours}, "legend": {"symbolType": "circle"}},
+        "shape": {"field": "agent", "scale": shapes, "legend": None},
+        "size": {"condition": {"test": "datum.agent === 'amago'", "value": 110}, "value": 60},
+    }
+    mark = {"type": "point", "filled": True, "opacity": 0.9}
+    spec = {"data": {"values": found}, "mark": mark, "encoding": encoding, "width": 460, "height": {"step": 19}}
+    return draw_spec(path, add_title(spec, "", LIGHT))
 
 
 def _aggregates(
@@ -114,13 +179,18 @@ def draw(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], path: Pat
 
 
 def write(source: Path, target: Path, plot: Path) -> dict[str, Any]:
-    """Write the section and the plot, and return what they count. The plot shows the CPU seconds of the most runs."""
-    rows, tasks = runs.read(source), load_tasks()
+    """Write the section, the plot, and that of POPGym's games beside it, and return what they count. The plot shows the
+    CPU seconds of the most runs.
+    """
+    rows, tasks, games_plot = runs.read(source), load_tasks(), plot.with_name(f"popgym{plot.suffix}")
     before, rest = target.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
-    text = section(rows, tasks, plot.name)
+    text = section(rows, tasks, plot.name, games_plot.name)
     write_atomically(target, f"{before}{BEGIN}\n{text}\n{END}{after}")
-    if rows:
-        [(seconds, _)] = Counter(row["seconds"] for row in rows).most_common(1)
-        draw([row for row in rows if row["seconds"] == seconds], tasks, plot)
+    games = [row for row in rows if is_game(row, tasks)]
+    if others := [row for row in rows if not is_game(row, tasks)]:
+        [(seconds, _)] = Counter(row["seconds"] for row in others).most_common(1)
+        draw([row for row in others if row["seconds"] == seconds], tasks, plot)
+    if games:
+        draw_games(games, tasks, games_plot)
     return {"runs": len(rows), "tasks": len({row["task"] for row in rows}), "to": str(target)}

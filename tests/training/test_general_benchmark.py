@@ -223,6 +223,31 @@ def test_section_has_every_seed_and_the_rest_of_the_page_is_kept(tmp_path, monke
     assert plot.read_text().startswith("<svg")
 
 
+def test_games_are_compared_with_published_scores_by_the_highest_mean_return(tmp_path, monkeypatch):
+    fields = {"kind": "memory", "set": "popgym", "episodes": 10, "peers": (), "random": -0.5}
+    published = {"popgym-AEasy": (0.1, 0.3), "popgym-BEasy": (0.9, 0.9005)}
+    tasks = {
+        name: Task(name=name, env=name, gru=gru, best=best, source="LSTM", **fields)
+        for name, (gru, best) in published.items()
+    }
+    monkeypatch.setattr(book, "load_tasks", lambda: tasks)
+    page, results, plot = tmp_path / "results.md", tmp_path / "general.jsonl", tmp_path / "general.svg"
+    page.write_text(f"{book.BEGIN}{book.END}")
+    for name, seed, sampled, middle in (("A", 1, 0.1, 0.25), ("A", 2, 0.34, 0.2), ("B", 1, 0.9001, 0.0)):
+        curve = [{"sampled": middle, "greedy": 5.0}, {"greedy": 5.0}]
+        facts = {"curve": curve, "env_steps": 2000, "train_cpu_seconds": 299.6}
+        runs.append(results, {**row(f"popgym-{name}Easy", "amago", seed, sampled=sampled, greedy=0.5), **facts})
+    book.write(results, page, plot)
+    text = page.read_text()
+    # A: (.25 + .34) / 2 is above GRU's .1 and below the best, .3. B: .900 is at least GRU's .9, and below .9005.
+    assert "GRU in 2 and the best of 13 in 0 of 2 games" in text
+    assert "| AEasy | -0.500 | 0.100 | 0.300 | LSTM | 0.250, 0.340 | 0.1 / 0.5, 0.34 / 0.5 | 2,000 | 300 |" in text
+    assert "Performance profiles" not in text
+    assert not plot.exists()
+    picture = plot.with_name("popgym.svg").read_text()
+    assert all(name in picture for name in ("AEasy", "BEasy", "best of 13", "random"))
+
+
 def test_cpu_seconds_of_a_process_include_those_of_its_children():
     spin = "import time\nwhile time.process_time() < .3: pass"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); print(flush=True); input()"
