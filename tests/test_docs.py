@@ -83,12 +83,16 @@ def test_the_architecture_page_lists_the_layers_in_order() -> None:
 
 def test_the_migration_page_names_settings_with_their_defaults() -> None:
     defaults = dict(
-        re.findall(r"^\| `([\w.]+)` \| (`.*?`|required|unset) \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^\| `([\w.]+)` \| (`.*?`|required|unset) \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE
+        )
     )
     page = (ROOT / "docs" / "migrating.md").read_text().partition("### Settings")[2].partition("###")[0]
     rows = re.findall(r"^\| (`[A-Z].*?) \| .*? \| `([\w.]+)`.*? \| (.+?) \|$", page, re.MULTILINE)
     assert len(rows) > 50
-    differing = {ours: stated for _, ours, stated in rows if not stated.startswith(defaults.get(ours, "no such setting"))}
+    differing = {
+        ours: stated for _, ours, stated in rows if not stated.startswith(defaults.get(ours, "no such setting"))
+    }
     assert differing == {}
 
 
