@@ -358,6 +358,9 @@ class TrainSettings(SettingsModel):
     begins its trajectory; for recurrent encoders."""
     loss_mask: str = ""
     """Observation column that masks the losses: steps that observe 0 in it do not count; empty: all do."""
+    actor_mask: str = ""
+    """Observation column that masks the policy's terms of the loss alone: steps that observe 0 in it count for critics
+    and values only; empty: all that count do so for both."""
     learning_rate: float = Field(1e-4, gt=0)
     """Learning rate of AdamW after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
