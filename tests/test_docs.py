@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import pytest
 
 from amago_cli.app import command as whole
 from pipelines.config.recipes import read_shipped_recipes
+from pipelines.config.settings import Settings
 from pipelines.stages.recipe import requirement
 from tests.test_architecture import LAYERS
 
@@ -77,6 +79,27 @@ def test_the_architecture_page_lists_the_layers_in_order() -> None:
     assert sorted(listed) == sorted(package for packages in LAYERS for package in packages if package != "nearest")
     level = {package: number for number, packages in enumerate(LAYERS) for package in packages}
     assert [level[package] for package in listed] == sorted(level[package] for package in listed)
+
+
+def test_the_migration_page_names_settings_with_their_defaults() -> None:
+    defaults = dict(
+        re.findall(
+            r"^\| `([\w.]+)` \| (`.*?`|required|unset) \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE
+        )
+    )
+    page = (ROOT / "docs" / "migrating.md").read_text().partition("### Settings")[2].partition("###")[0]
+    rows = re.findall(r"^\| (`[A-Z].*?) \| .*? \| `([\w.]+)`.*? \| (.+?) \|$", page, re.MULTILINE)
+    assert len(rows) > 50
+    differing = {
+        ours: stated for _, ours, stated in rows if not stated.startswith(defaults.get(ours, "no such setting"))
+    }
+    assert differing == {}
+
+
+def test_the_recipe_of_the_migration_page_is_valid() -> None:
+    [text] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "migrating.md").read_text(), re.DOTALL)
+    settings = Settings.model_validate(tomllib.loads(text))
+    assert (settings.collect.steps, settings.stages[2].every) == (24 * 500, 10)
 
 
 # results.md is written by its benchmark.

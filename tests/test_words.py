@@ -17,7 +17,7 @@ TERMS = {
         r"^class _?(Workshop|Outbox|Ended|Tally|Sight|Cap|Hidden|Swept|Going|Gone|Laid|Drawn|Told|Own|Judged)\b"
     ),
     "valid steps": r"\breal steps?\b",
-    "scaled rewards, reward scale": r"(?<!\")\breward_multiplier\b|\bmultiplied rewards\b",
+    "scaled rewards, reward scale": r"(?<!\")(?<!Agent\.)\breward_multiplier\b|\bmultiplied rewards\b",
     "acting discount": r"\bdiscount that acts\b",
     "auxiliary losses": r"\b[Ee]xtra_?loss(es)?\b|\bExtraLoss|\bextra losses\b",
     "actor loss": r"\b[Mm]aximisation (loss|term)\b",

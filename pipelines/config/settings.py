@@ -358,6 +358,9 @@ class TrainSettings(SettingsModel):
     begins its trajectory; for recurrent encoders."""
     loss_mask: str = ""
     """Observation column that masks the losses: steps that observe 0 in it do not count; empty: all do."""
+    actor_mask: str = ""
+    """Observation column that masks the policy's terms of the loss alone: steps that observe 0 in it count for critics
+    and values only; empty: all that count do so for both."""
     learning_rate: float = Field(1e-4, gt=0)
     """Learning rate of AdamW after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
@@ -510,6 +513,9 @@ class EvaluateSettings(SettingsModel):
     greedy: bool | Literal["auto"] = "auto"
     """Take the policy's most likely action instead of sampling. `auto`: sample discrete actions, take the most likely
     continuous one; the other way is played on a quarter of the episodes, and reported where it differs."""
+    temperature: float = Field(1.0, ge=1e-3, le=1e3)
+    """Sample choices by the policy's probabilities to the power 1 / temperature: below 1 nearer to the most likely
+    action, above 1 nearer to random play. Only where actions are sampled, and discrete or points of a grid."""
     split: Literal["auto", "train", "test"] = "auto"
     """Tasks to play, if the environment keeps some for testing. `auto`: those for training where the best checkpoint is
     chosen by the score, else those for testing."""
@@ -544,6 +550,14 @@ class EvaluateSettings(SettingsModel):
     def acts_greedily(self, *, by_default: bool) -> bool:
         """Whether to take the most likely actions; `by_default`: what "auto" means for the policy's action space."""
         return by_default if self.greedy == "auto" else self.greedy
+
+    @model_validator(mode="after")
+    def _require_sampling(self) -> EvaluateSettings:
+        if self.greedy is True and self.temperature != 1:
+            raise ValueError(
+                "temperature has no effect on greedy actions; sample them (greedy = false) or leave it out"
+            )
+        return self
 
 
 class TrackSettings(SettingsModel):

@@ -72,7 +72,11 @@ class NpzImporter:
         self._files = sorted(folder.rglob("*.npz")) if folder.is_dir() else [folder]
         if not self._files:
             pickled = folder.is_dir() and any(folder.rglob("*.traj"))
-            hint = "AMAGO's .traj files are pickles, which are not read: save them as npz" if pickled else None
+            hint = (
+                "AMAGO's .traj files are pickles: docs/migrating.md has a script that converts them"
+                if pickled
+                else None
+            )
             raise InputMissing(f"{self._what} has no .npz files", hint=hint)
         place = folder.resolve()
         self.label = next((one.name for one in (place, *place.parents) if one.name not in _BUFFER), place.name)

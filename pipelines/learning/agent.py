@@ -159,6 +159,12 @@ class Agent(nn.Module):
         # Gradients are averaged over ranks: dividing by the mean count of a rank makes them those of all steps' mean.
         own = sum(len(batch.counted) for batch in batches)
         counted = ranks.sum_number(own, self.gamma_G.device) / ranks.count_joined()
+        # The policy's terms are means over their own steps, however few these are.
+        actor_scale = 1.0
+        if batches[0].actor_counted is not None:
+            own = sum(len(batch.actor_counted) for batch in batches if batch.actor_counted is not None)
+            taught = ranks.sum_number(own, self.gamma_G.device) / ranks.count_joined()
+            actor_scale = counted / taught if taught else 0.0
         single = len(batches) == 1
         drawn_by = generators or [None] * len(batches)
         states: list[Tensor | None] = [None] * len(batches)
@@ -180,7 +186,8 @@ class Agent(nn.Module):
         entropies: list[Tensor] = []
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
-            summed = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares, entropies)
+            steps = self.valid_steps(batch, h_BTD, actor_scale=actor_scale)
+            summed = self._loss(batch, steps, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares, entropies)
             if self.advantage_scale is not None and place == len(batches) - 1:
                 rewards = torch.cat([each.valid.take_after(each.reward) for each in batches])
                 self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
@@ -197,6 +204,7 @@ class Agent(nn.Module):
     def _loss(
         self,
         batch: TensorBatch,
+        steps: ValidSteps,
         h_BTD: Tensor,
         target_NG: Tensor | None,
         count: float,
@@ -207,14 +215,15 @@ class Agent(nn.Module):
         """Sum the terms of the loss over the micro-batch, divided by the update's `count` of steps. The mean squared
         advantages (N, G) of the actions, if critics are tables, are appended to `squares`, and the policy's entropies
         (N, G), where their weight is adjusted, to `entropies`."""
-        steps = self.valid_steps(batch, h_BTD)
         critics = None if target_NG is None else self.evaluate(steps, target_NG, generator)
         if self.advantage_scale is not None and critics is not None:
             squares.append(self._squared_advantages(critics.data.shared, steps.legal))
         weight_G = self._entropy_weights()
         entropy_NG = None if weight_G is None else self.heads.policy.action_entropy(steps.params_NGP, steps.legal)
         if self.temperature is not None and entropy_NG is not None:
-            entropies.append(entropy_NG.detach())
+            taught = batch.actor_counted
+            found_NG = entropy_NG.detach()
+            entropies.append(found_NG if taught is None else taught.take(steps.index.scatter(found_NG)))
         inputs = LossInputs(
             settings=self.settings, type=self.agent_type, policy=self.heads.policy, steps=steps, critics=critics,
             divergence_NG=None if self.reference is None else self.reference.divergence(steps, batch),
@@ -244,12 +253,17 @@ class Agent(nn.Module):
         assert not isinstance(weight, str)
         return weight or None
 
-    def valid_steps(self, batch: TensorBatch, h_BTD: Tensor) -> ValidSteps:
-        """Select the valid steps of `batch` that count, given the states `h_BTD`."""
+    def valid_steps(self, batch: TensorBatch, h_BTD: Tensor, *, actor_scale: float = 1.0) -> ValidSteps:
+        """Select the valid steps of `batch` that count, given the states `h_BTD`. `actor_scale`: weight of those that
+        count for the policy, if not all do."""
         index, importance_N, action = batch.counted, None, batch.counted.take_after(batch.action)
         h_ND = index.take_before(h_BTD)
         if batch.importance is not None:
             importance_N = index.take(batch.importance[:, None].expand_as(index.mask_BT))
+        actor_N = importance_N
+        if batch.actor_counted is not None:
+            actor_N = index.take(batch.actor_counted.mask_BT) * actor_scale
+            actor_N = actor_N if importance_N is None else actor_N * importance_N
         return ValidSteps(
             index=index,
             h_ND=h_ND,
@@ -258,6 +272,7 @@ class Agent(nn.Module):
             params_NGP=self.heads.actor(self._policy_rows(h_ND, batch, index.take_before)),
             legal=self._legal_rows(batch, index.take_before),
             importance_N=importance_N,
+            actor_N=actor_N,
         )
 
     def evaluate(self, steps: ValidSteps, target_NG: Tensor, generator: torch.Generator | None = None) -> CriticOutput:

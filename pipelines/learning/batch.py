@@ -107,11 +107,12 @@ class TensorBatch:
     """Rows 0..T of windows: row t is the token at time `start + t`, row t + 1 the result of the step from t.
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `valid`:
-    unpadded steps whose result is known; `counted`: those of them that count in the losses. `importance` (B,): weights
-    of the losses of windows; None: all 1. `label` (B, T + 1, ...): row t is that of the action from t; None: labels
-    are not used. `logp` (B, T + 1): row t + 1 is the log-probability with which the data's policy took the action from
-    t; None: it is unknown, or not used. `lengths` (valid rows of each window) and `last_time` (the maximum time index
-    of a valid row) are known without a device sync.
+    unpadded steps whose result is known; `counted`: those of them that count in the losses; `actor_counted`: those of
+    these that count in the policy's terms, too (None: all). `importance` (B,): weights of the losses of windows; None:
+    all 1. `label` (B, T + 1, ...): row t is that of the action from t; None: labels are not used. `logp` (B, T + 1):
+    row t + 1 is the log-probability with which the data's policy took the action from t; None: it is unknown, or not
+    used. `lengths` (valid rows of each window) and `last_time` (the maximum time index of a valid row) are known
+    without a device sync.
     """
 
     observation: Mapping[str, Tensor]
@@ -124,6 +125,7 @@ class TensorBatch:
     valid_rows: Tensor
     lengths: tuple[int, ...]
     last_time: int
+    actor_counted: StepIndex | None = None
     importance: Tensor | None = None
     label: Tensor | None = None
     logp: Tensor | None = None
@@ -146,14 +148,15 @@ class TensorBatch:
         device: torch.device | str = "cpu",
         *,
         loss_mask: str = "",
+        actor_mask: str = "",
         labelled: bool = False,
         logp: bool = False,
     ) -> TensorBatch:
         """Convert windows, cut to the longest of the batch, and move them to `device`.
 
         Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
-        `loss_mask`, if one is named. `labelled`: with the labels; `logp`: with the
-        log-probabilities of actions.
+        `loss_mask`, if one is named. The policy's terms also leave out steps that observe 0 in `actor_mask`.
+        `labelled`: with the labels; `logp`: with the log-probabilities of actions.
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
@@ -175,8 +178,13 @@ class TensorBatch:
         if counted is not real:
             whole.append(_index_steps(counted))
             masks.append(counted)
+        if actor_mask:
+            taught = counted & (windows.columns[actor_mask][:, : rows - 1].reshape(counted.shape) != 0)
+            whole.append(_index_steps(taught))
+            masks.append(taught)
         time, *places = _move_together(whole, device)
         valid_rows, *others = _move_together(masks, device)
+        actor_counted = StepIndex(others.pop(), *places.pop().unbind()) if actor_mask else None
         known = others.pop(0) if windows.cut_off is not None else valid_rows[:, 1:]
         steps = StepIndex(known, *places[0].unbind())
         return cls(
@@ -190,6 +198,7 @@ class TensorBatch:
             valid_rows=valid_rows,
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
+            actor_counted=actor_counted,
             importance=None if windows.importance is None else _to_tensor(windows.importance, device).float(),
             label=_to_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
             logp=_to_tensor(windows.columns[LOGP][:, :rows], device).float() if logp else None,
@@ -204,6 +213,7 @@ class TensorBatch:
         }
         observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
         valid, counted = self.mask.tensor_split(parts), self.loss_mask.tensor_split(parts)
+        taught = None if self.actor_counted is None else self.actor_counted.mask_BT.tensor_split(parts)
         windows = np.array_split(np.array(self.lengths), parts)
         return [
             replace(
@@ -211,6 +221,7 @@ class TensorBatch:
                 observation={name: value[i] for name, value in observation.items()},
                 valid=StepIndex.of(valid[i]),
                 counted=StepIndex.of(counted[i]),
+                actor_counted=None if taught is None else StepIndex.of(taught[i]),
                 lengths=tuple(windows[i].tolist()),
                 **{name: value[i] for name, value in chunks.items()},
             )
@@ -249,12 +260,12 @@ def require_choices(windows: Windows, spaces: Spaces) -> None:
             )
 
 
-def require_loss_mask(column: str, spaces: Spaces) -> None:
-    """Raise UsageError unless `column` is an observation of one number, or empty."""
+def require_mask(setting: str, column: str, spaces: Spaces) -> None:
+    """Raise UsageError, which names the `setting`, unless `column` is an observation of one number, or empty."""
     space = spaces.observation.get(column)
     if column and (space is None or space.shape not in ((), (1,))):
         raise UsageError(
-            f"train.loss_mask '{column}' is not an observation of one number",
+            f"{setting} '{column}' is not an observation of one number",
             hint=f"the observation has: {', '.join(spaces.observation)}",
         )
 

@@ -34,7 +34,8 @@ _Filter = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True, kw_only=True)
 class ValidSteps:
     """Valid steps of a batch that count in the losses: states and policies with gradient, dataset actions, the actions
-    that behaviour cloning imitates (these, or their labels), and action masks (N, 1, choices)."""
+    that behaviour cloning imitates (these, or their labels), and action masks (N, 1, choices). `importance_N` weights
+    the critics' loss, `actor_N` the policy's terms; None: all weights are 1."""
 
     index: StepIndex
     h_ND: Tensor
@@ -43,6 +44,7 @@ class ValidSteps:
     params_NGP: Tensor
     legal: Tensor | None
     importance_N: Tensor | None
+    actor_N: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +105,18 @@ class _Term:
 
 def actor_loss(inputs: LossInputs) -> Tensor:
     """-Q of the policy's own actions plus (advantage-filtered) behaviour cloning, each times its weight."""
-    importance_N = inputs.steps.importance_N
+    actor_N = inputs.steps.actor_N
     if inputs.critics is not None and inputs.settings.target == "action":
         weight_NG = inputs.critics.weight_NG
     else:
         weight_NG = torch.ones_like(inputs.log_prob_NG)
-    if importance_N is not None:
-        weight_NG = weight_NG * importance_N[:, None]
+    if actor_N is not None:
+        weight_NG = weight_NG * actor_N[:, None]
     num_discounts = inputs.log_prob_NG.shape[1]  # sums over steps, means over discounts
     loss = inputs.type.bc_weight * (-(weight_NG * inputs.log_prob_NG).sum() / num_discounts)
     if (value_NG := inputs.min_q_NG) is not None:
-        if importance_N is not None:
-            value_NG = value_NG * importance_N[:, None]
+        if actor_N is not None:
+            value_NG = value_NG * actor_N[:, None]
         loss = loss + inputs.type.actor_weight * (-value_NG.sum() / num_discounts)
     return loss
 
@@ -125,7 +127,7 @@ def critic_loss(inputs: LossInputs) -> Tensor | None:
 
 
 def entropy_loss(inputs: LossInputs) -> Tensor | None:
-    """Negative entropy of the policy, mean over discounts, sum over steps, each times its importance weight.
+    """Negative entropy of the policy, mean over discounts, sum over steps, each times its weight.
 
     The actor loss has a factor pi(a): an action that became improbable by chance is hardly learned again. The bonus
     holds the policy open where advantages are small compared with their noise.
@@ -133,18 +135,18 @@ def entropy_loss(inputs: LossInputs) -> Tensor | None:
     if inputs.entropy_NG is None or inputs.entropy_weight_G is None:
         return None
     entropy_NG = inputs.entropy_NG * inputs.entropy_weight_G
-    if inputs.steps.importance_N is not None:
-        entropy_NG = entropy_NG * inputs.steps.importance_N[:, None]
+    if inputs.steps.actor_N is not None:
+        entropy_NG = entropy_NG * inputs.steps.actor_N[:, None]
     return -entropy_NG.sum() / entropy_NG.shape[1]
 
 
 def reference_loss(inputs: LossInputs) -> Tensor | None:
-    """KL(policy || reference), mean over discounts, sum over steps, each times its importance weight."""
+    """KL(policy || reference), mean over discounts, sum over steps, each times its weight."""
     divergence_NG = inputs.divergence_NG
     if divergence_NG is None:
         return None
-    if inputs.steps.importance_N is not None:
-        divergence_NG = divergence_NG * inputs.steps.importance_N[:, None]
+    if inputs.steps.actor_N is not None:
+        divergence_NG = divergence_NG * inputs.steps.actor_N[:, None]
     return divergence_NG.sum() / divergence_NG.shape[1]
 
 

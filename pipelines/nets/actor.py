@@ -13,6 +13,7 @@ free.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class Distribution(ABC):
     noise_size: int
     hard: bool
     """Whether samples are choices, of which some may be drawn twice."""
+    exponent = 1.0
+    """Power to which the probabilities of choices are raised before they are normalised."""
 
     @abstractmethod
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -109,6 +112,24 @@ class Distribution(ABC):
     def is_comparable(self, other: Distribution) -> bool:
         """Check whether the divergence from `other` has a closed form."""
         return type(self) is type(other) and type(self).divergence is not Distribution.divergence
+
+    def at_temperature(self, temperature: float) -> Distribution:
+        """Return a copy for acting, whose probabilities are these to the power 1 / `temperature`, normalised.
+        UsageError for a density."""
+        if not self.hard:
+            raise UsageError(
+                "a temperature needs probabilities of choices, and these actions have a density",
+                hint="use evaluate.temperature=1",
+            )
+        made = copy.copy(self)
+        made.exponent = 1 / temperature
+        return made
+
+    def _sharpen(self, weights: Tensor) -> Tensor:
+        """Raise weights (..., n), of which one is positive, to the exponent and normalise them."""
+        # A share of the largest cannot underflow to zero everywhere, whatever the exponent.
+        powers = (weights / weights.amax(-1, keepdim=True)).pow(self.exponent)
+        return powers / powers.sum(-1, keepdim=True)
 
     @abstractmethod
     def to_stored(self, features: Tensor) -> Tensor:
@@ -386,10 +407,12 @@ class Categorical(Distribution):
             legal = self._allow_some(legal)
             params = params.masked_fill(~legal, -torch.inf)
         if self.ceiling is None:
-            return self.mix_floor(self._softmax(params), self.floor, legal)
-        clamped = self._softmax(params).clamp(self.floor, self.ceiling)
-        clamped = clamped if legal is None else clamped * legal
-        return clamped / clamped.sum(-1, keepdim=True)
+            probs = self.mix_floor(self._softmax(params), self.floor, legal)
+        else:
+            clamped = self._softmax(params).clamp(self.floor, self.ceiling)
+            clamped = clamped if legal is None else clamped * legal
+            probs = clamped / clamped.sum(-1, keepdim=True)
+        return probs if self.exponent == 1 else self._sharpen(probs)
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         # An impossible choice counts as improbable and has no gradient.
@@ -527,6 +550,13 @@ class _Categoricals(Distribution):
         self._noise = [part.noise_size for part in self.parts]
         self.noise_size = sum(self._noise)
 
+    def at_temperature(self, temperature: float) -> Distribution:
+        made = copy.copy(self)
+        made.parts = [copy.copy(part) for part in self.parts]
+        for part in made.parts:
+            part.exponent = 1 / temperature
+        return made
+
     def _legal(self, legal: Tensor | None) -> list[Tensor | None]:
         return [None] * len(self.parts) if legal is None else list(legal.split(self.sizes, -1))
 
@@ -569,7 +599,8 @@ class Bernoulli(Distribution):
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute the probability that each bit is set."""
         probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
-        return probs if legal is None else probs * legal
+        probs = probs if legal is None else probs * legal
+        return probs if self.exponent == 1 else self._sharpen(torch.stack((1 - probs, probs), -1))[..., 1]
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         probs = self.probs(params, legal)

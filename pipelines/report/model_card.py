@@ -139,12 +139,13 @@ def read_fields(run: StoredRun) -> dict[str, Any]:
 def find_evaluation(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | None:
     """Find the newest evaluation of a checkpoint that counts for its run: on held-out tasks, and acting the same way.
 
-    None if there is none.
+    None if there is none. Exported policies act at temperature 1, so scores at another one are not theirs.
     """
     found = [
         each
         for each in run.scores.final
-        if each.update == update and each.split == "test" and each.standard.greedy in (greedy, None)
+        if (each.update, each.split, each.standard.temperature) == (update, "test", 1)
+        and each.standard.greedy in (greedy, None)
     ]
     return max(found, key=lambda each: each.time or 0.0, default=None)
 

@@ -340,7 +340,8 @@ class EvaluationPlan:
         greedy = self.wanted.acts_greedily(by_default=self.checkpoint.greedy)
         if self.form is not None:
             return self.form.policy(env, greedy=greedy, seed=seed)
-        return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, own=own)
+        temperature = self.wanted.temperature
+        return trained(self.checkpoint, env, policy_id="", seed=seed, greedy=greedy, temperature=temperature, own=own)
 
 
 def make_schema(spaces: Spaces, wanted: CollectSettings) -> Schema:

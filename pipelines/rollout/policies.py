@@ -297,8 +297,9 @@ def load_trained(name: str, *, spaces: Spaces | None = None, settings: AgentSett
 
 
 def trained(
-    checkpoint: Checkpoint, env: Actors, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
-) -> Acting:
+    checkpoint: Checkpoint, env: Actors, *, policy_id: str, seed: int, greedy: bool, temperature: float = 1.0,
+    own: AgentSettings | None = None,
+) -> Acting:  # fmt: skip
     """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
     require_spaces(checkpoint, env)
     agent = load_agent(checkpoint, own=own)
@@ -314,6 +315,7 @@ def trained(
             precision=checkpoint.record["precision"],
             offset=env.episodes.offset,
             total=env.episodes.total,
+            temperature=temperature,
         )
     return Acting(
         policy=policy,

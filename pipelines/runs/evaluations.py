@@ -49,7 +49,8 @@ class Standard:
 
     `env`: the environment and its parameters, as JSON with sorted keys. `tasks`: the SQL predicate that chose them,
     empty for those of the split. `greedy`: whether the most likely actions were taken, None if the report does not say.
-    `attempts`: how often each episode was repeated without clearing the memory.
+    `attempts`: how often each episode was repeated without clearing the memory. `temperature`: the one at which actions
+    were sampled.
     """
 
     env: str
@@ -57,12 +58,14 @@ class Standard:
     tasks: str = ""
     greedy: bool | None = None
     attempts: int = 1
+    temperature: float = 1.0
 
     def __str__(self) -> str:
         """Describe it without the environment: `test tasks, sampled`."""
         which = f"tasks where {self.tasks}" if self.tasks else f"{self.split or 'all'} tasks"
         which += f", {self.attempts} times each" if self.attempts != 1 else ""
-        return which if self.greedy is None else f"{which}, {name_mode(self.greedy)}"
+        which = which if self.greedy is None else f"{which}, {name_mode(self.greedy)}"
+        return which if self.temperature == 1 else f"{which} at temperature {self.temperature:g}"
 
     @staticmethod
     def name_env(env: Mapping[str, Any]) -> str:
@@ -85,6 +88,12 @@ class Standard:
         """Look up how often each episode is played; 1 if settings of `[evaluate]` do not say so."""
         attempts = settings.get("attempts", 1)
         return attempts if isinstance(attempts, int) else 1
+
+    @staticmethod
+    def find_temperature(settings: Mapping[str, Any]) -> float:
+        """Look up the temperature of sampled actions; 1 if settings of `[evaluate]` do not have it."""
+        found = to_number(settings.get("temperature"))
+        return 1.0 if found is None else found
 
 
 def name_mode(greedy: bool) -> str:
@@ -152,6 +161,7 @@ class Evaluation:
                 tasks=_text(settings.get("tasks")),
                 greedy=greedy if isinstance(greedy, bool) else None,
                 attempts=Standard.count_attempts(settings),
+                temperature=Standard.find_temperature(settings),
             ),
             default_greedy=default if isinstance(default, bool) else None,
             settings=settings,
@@ -273,6 +283,7 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         return (
             standard.tasks == _text(wanted.get("tasks"))
             and standard.attempts == Standard.count_attempts(wanted)
+            and standard.temperature == Standard.find_temperature(wanted)
             and standard.split in (splits if split == "auto" else (split,))
             and (standard.greedy == chosen or None in (standard.greedy, chosen))
         )

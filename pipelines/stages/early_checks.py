@@ -46,6 +46,8 @@ def refuse_run_settings(settings: Settings, directory: Path, *, form: str, to: P
         problems.append("track.to: only what a run writes is sent to trackers")
     if wanted.video and to is None:
         problems.append("evaluate.video: say where to write videos, with --to DIR")
+    if wanted.temperature != 1 and form != WEIGHTS:
+        problems.append("evaluate.temperature: only the weights act at another temperature, not another form")
     if wanted.video and form != WEIGHTS:
         problems.append("evaluate.video: videos show what the weights do, not another form")
     if to is not None and directory.resolve() in (to.resolve(), *to.resolve().parents):

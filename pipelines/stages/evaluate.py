@@ -41,7 +41,7 @@ from pipelines.rollout.episodes import Episode
 from pipelines.rollout.opponents import name_opponents
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.rollout.policies import load_trained
-from pipelines.runs.evaluations import name_mode
+from pipelines.runs.evaluations import Standard, name_mode
 from pipelines.runs.stored import find_running
 from pipelines.stages import filming
 from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
@@ -217,6 +217,8 @@ class _Archive:
         }
         if plan.tasks:
             content["tasks"] = list(plan.tasks)
+        if plan.wanted.temperature == 1:  # as it was before there were temperatures
+            del content["evaluate"]["temperature"]
         if not plan.wanted.opponents:  # as it was before there were games
             del content["evaluate"]["opponents"]
         else:  # the checkpoints that they are now
@@ -253,7 +255,7 @@ class _Archive:
             return
         wanted = report["settings"]
         if is_new:
-            figures = {"split": wanted["split"], "greedy": wanted["greedy"]}
+            figures = _describe_way(wanted)
             figures |= {key: value for key, value in report["metrics"].items() if key != "per_task"}
             MetricsLog(self.run.metrics_path).append("evaluate", report["update"], figures)
         if plan.wanted.mark_best is True:
@@ -262,7 +264,7 @@ class _Archive:
             # Scores of different series cannot be compared: the best of another one is forgotten.
             if best is None or (best["by"], best.get("series")) != (by, series) or score > best["score"]:
                 checkpoints.mark_best(self.run.checkpoints, update)
-                about = {"split": wanted["split"], "greedy": wanted["greedy"], "series": series}
+                about = {**_describe_way(wanted), "series": series}
                 self.run.update_record(best={"update": update, "score": score, "by": by, **about})
 
     def evaluate(
@@ -274,6 +276,11 @@ class _Archive:
         greedy, split = plan.wanted.acts_greedily(by_default=plan.checkpoint.greedy), plan.wanted.task_split
         plan = plan.with_evaluate(plan.wanted.model_copy(update={"greedy": greedy, "split": split}))
         wanted, env = plan.wanted, plan.settings.env
+        if greedy and wanted.temperature != 1:
+            raise UsageError(
+                "evaluate.temperature has no effect, since the policy takes its most likely actions",
+                hint="sample them with --sample, or leave it out",
+            )
         scale = find_reference(env, wanted.reference)
         trained_in = plan.checkpoint.record.get("env") or {}
         if trained_in.get("name") and (changed := differences(env, trained_in)):
@@ -288,7 +295,7 @@ class _Archive:
         if is_open and both_ways:  # a quarter of the same episodes, but each chosen task, played the other way
             least = max(_LEAST_CHECKED, len(plan.tasks), wanted.episodes // _CHECKED_SHARE)
             changes: dict[str, Any] = {"greedy": not greedy, "episodes": min(wanted.episodes, least)}
-            changes |= {"label": "", "require": "", "mark_best": False, "video": 0}
+            changes |= {"label": "", "require": "", "mark_best": False, "video": 0, "temperature": 1.0}
             reversed_plan = plan.with_evaluate(wanted.model_copy(update=changes))
             other, _, other_known = self.read_or_play(reversed_plan, scale, listener)
             known = known and other_known
@@ -307,11 +314,17 @@ class _Archive:
         return require_gate(result, wanted.require)
 
 
+def _describe_way(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe, by the settings of a report, which tasks were played and how the policy acted."""
+    temperature = Standard.find_temperature(wanted)
+    about = {"split": wanted["split"], "greedy": wanted["greedy"]}
+    return about if temperature == 1 else {**about, "temperature": temperature}
+
+
 def _gather_figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
     """Assemble the figures of a result: the scores, with what they belong to, and those of the check."""
     wanted = report["settings"]
-    about = {"update": report["update"], "split": wanted["split"], "greedy": wanted["greedy"]}
-    found = {**about, **report["metrics"]}
+    found = {"update": report["update"], **_describe_way(wanted), **report["metrics"]}
     if other is not None:
         kept = ("episodes", *(f"{kind}_{what}" for kind in ("return", "success") for what in ("mean", "ci95")))
         figures = {key: other["metrics"][key] for key in kept if key in other["metrics"]}

@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.errors import RequirementNotMet
 from pipelines.evaluation import gate
 from pipelines.report.charts import Series, draw_adaptation
-from pipelines.runs.evaluations import name_mode
+from pipelines.runs.evaluations import Standard, name_mode
 from pipelines.stages.result import Result, Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
@@ -79,6 +79,7 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
     title += f", {name_mode(wanted['greedy'])} play"
+    title += f" at temperature {hot:g}" if (hot := Standard.find_temperature(wanted)) != 1 else ""
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:  # hardest first
         tasks = sorted(

@@ -34,6 +34,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
+from pipelines.nets.actor import make_distribution
 from pipelines.report import run_report
 from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
@@ -171,6 +172,9 @@ def _run_chain(
                 require_opponents(settings, others, env, run, listener)
                 for evaluating in evaluations:
                     evaluate.require_metrics(settings.env, evaluating, env.spec)
+                    if evaluating.temperature != 1:  # refuses actions that are no choices
+                        actions = make_distribution(spaces.action, settings.agent.actor)
+                        actions.at_temperature(evaluating.temperature)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         train = with_window(train, settings.agent, horizon, listener)
@@ -486,7 +490,7 @@ class ChainRunner:
 def _compare_modes(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """Find the scores of the same checkpoint on the same tasks acting the other way, greedily or sampled, where both
     were played and differ by more than their intervals."""
-    wanted = replace(last.standard, greedy=not last.standard.greedy)
+    wanted = replace(last.standard, greedy=not last.standard.greedy, temperature=1.0)
     other = next(
         (each for each in reversed(evaluations) if (each.update, each.standard) == (last.update, wanted)), None
     )

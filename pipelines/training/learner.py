@@ -29,7 +29,7 @@ from pipelines.lake.schema import LOGP
 from pipelines.lake.spaces import Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.learning.batch import TensorBatch, require_choices, require_loss_mask
+from pipelines.learning.batch import TensorBatch, require_choices, require_mask
 from pipelines.learning.checkpoint import Checkpoint, resolve_device
 from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
@@ -63,7 +63,8 @@ class Learner:
                 f"train.grad_accumulation {train.grad_accumulation}{among}"
             )
         self.micro_batch_size = train.batch_size // number
-        require_loss_mask(train.loss_mask, spaces)
+        require_mask("train.loss_mask", train.loss_mask, spaces)
+        require_mask("train.actor_mask", train.actor_mask, spaces)
         if train.context == "history" and getattr(agent.sequence, "position", "rope") != "rope":
             raise UsageError(
                 "a window of a history may begin anywhere in it, so that absolute positions mean nothing",
@@ -123,10 +124,18 @@ class Learner:
         batches = self._weight_batches([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
-        mask, labelled = self.settings.loss_mask, self.agent_settings.target == "label"
+        labelled = self.agent_settings.target == "label"
         logp = self.agent_settings.trace in ("retrace", "vtrace") and all(LOGP in batch.columns for batch in batches)
         tensors = [
-            TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask, labelled=labelled, logp=logp)
+            TensorBatch.from_numpy(
+                batch,
+                self.spaces,
+                self.device,
+                labelled=labelled,
+                logp=logp,
+                loss_mask=self.settings.loss_mask,
+                actor_mask=self.settings.actor_mask,
+            )
             for batch in batches
         ]
         for group in self.optimizer.param_groups:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,3 +128,47 @@ def test_pickled_trajectories_of_amago_are_named(tmp_path: Path) -> None:
     (tmp_path / "Maze_0123abcd_1700000000.25.traj").write_bytes(b"\x80")
     with pytest.raises(InputMissing, match=r"has no \.npz files; AMAGO's \.traj files are pickles"):
         read(f"npz:{tmp_path}")
+
+
+def test_the_script_for_pickled_trajectories_makes_files_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in docs/migrating.md, with the one function of AMAGO that it calls: what it returns freezes to arrays."""
+    rng = np.random.default_rng(0)
+    episodes = {"Maze_0123abcd_1700000000.25": 4, "TMaze-10_89ab0123_1700000001.5": 7}
+    frozen = {}
+    for number, (name, count) in enumerate(episodes.items()):
+        actions = np.eye(3, dtype=np.float32)[rng.integers(0, 3, count)]
+        rewards = rng.normal(size=(count, 1)).astype(np.float32)
+        frozen[f"{name}.traj"] = {
+            "rl2s": np.vstack([np.zeros((1, 4), np.float32), np.hstack([rewards, actions])]),
+            "time_idxs": np.arange(count + 1)[:, None],
+            "rews": rewards,
+            "dones": np.arange(count)[:, None] == (count - 1 if number else -1),
+            "actions": actions,
+            "_OBS_KEY_observation": rng.normal(size=(count + 1, 2)),
+        }
+        place = tmp_path / "buffer" / ("protected" if number else "fifo")
+        place.mkdir(parents=True)
+        (place / f"{name}.traj").write_bytes(b"\x80")
+    loading = ModuleType("amago.loading")
+    loading.load_traj_from_disk = lambda path: SimpleNamespace(  # type: ignore[attr-defined]
+        freeze=lambda: SimpleNamespace(to_dict=lambda: frozen[Path(path).name])
+    )
+    monkeypatch.setitem(sys.modules, "amago", ModuleType("amago"))
+    monkeypatch.setitem(sys.modules, "amago.loading", loading)
+    monkeypatch.setattr(sys, "argv", ["convert.py", str(tmp_path)])
+    page = (Path(__file__).parents[2] / "docs/migrating.md").read_text()
+    [script] = re.findall(r"```python\n# convert\.py\n(.*?)```", page, re.DOTALL)
+    exec(script, {})
+
+    found = {trajectory.info.env: trajectory for trajectory in read(f"npz:{tmp_path / 'buffer'}")}
+    assert {name.partition("_")[0] for name in episodes} == set(found)
+    for name, arrays in frozen.items():
+        got = found[name.partition("_")[0]]
+        assert got.info.t_end == float(name.removesuffix(".traj").rpartition("_")[2])
+        np.testing.assert_array_equal(got.columns["action"][1:], arrays["actions"].argmax(1))
+        np.testing.assert_array_equal(got.columns["reward"][1:], arrays["rews"][:, 0])
+        np.testing.assert_array_equal(got.columns["obs"], arrays["_OBS_KEY_observation"].astype(np.float32))
+        assert got.columns["terminated"].tolist() == [0, *arrays["dones"][:, 0]]
+        assert got.columns["truncated"][-1] == (not arrays["dones"][-1, 0])

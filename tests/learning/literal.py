@@ -292,12 +292,14 @@ class Literal:
         critic_loss = online = offline = entropy = divergence = 0.0
         near = None if agent.reference is None else agent.reference.agent.encode(data).double()
         log_probs = {}
+        taught = data.mask if data.actor_counted is None else data.actor_counted.mask_BT
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
             index = self.number(taken)
             action = self.shown(to_features(taken, agent.spaces.action).double())
             legal, state = self.legal(data, b, t), h[b, t]
             importance = 1.0 if data.importance is None else data.importance[b]
+            lesson = importance * taught[b, t]
             for g in range(discounts):
                 q, v = [], []
                 critic, actor = agent.heads.critic, agent.heads.actor
@@ -314,29 +316,30 @@ class Literal:
                     least = torch.stack([v[c].mean() for c in drawn[i, g].tolist()]).min()
                     if self.critic_kind == "two-hot":
                         least = self.normalized(least, g)
-                    online = online - importance * least / self.unit(g) / discounts
+                    online = online - lesson * least / self.unit(g) / discounts
                 difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
                 advantage[b, t, g] = scaled / settings.reward_scale
                 policy = agent.heads.policy
-                entropy = entropy + importance * policy.action_entropy(agent.heads.actor(state)[g], legal) / discounts
+                entropy = entropy + lesson * policy.action_entropy(agent.heads.actor(state)[g], legal) / discounts
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
                 if near is not None:
                     known = agent.reference.agent.gammas
                     place = known.index(self.gammas[g]) if self.gammas[g] in known else -1
                     theirs = agent.reference.agent.heads.double().actor(near[b, t])[place].detach()
                     found = self.divergence(agent.heads.actor(state)[g], theirs, legal)
-                    divergence = divergence + importance * found / discounts
+                    divergence = divergence + lesson * found / discounts
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():
             importance = 1.0 if data.importance is None else data.importance[b]
-            offline = offline - importance * weight[b, t, g] * log_prob / discounts
+            offline = offline - importance * taught[b, t] * weight[b, t, g] * log_prob / discounts
         self.move_advantage_scale(data, h, rows)
-        actor = (self.online * online + self.offline * offline) / len(rows)
+        lessons = max(int(taught.sum()), 1)
+        actor = (self.online * online + self.offline * offline) / lessons
         critic_loss = critic_loss / len(rows)
         self.metrics = {"critic_loss": critic_loss, "actor_loss": actor}
         bonus = settings.reference_weight * divergence - settings.entropy_weight * entropy
-        return actor + settings.critic_weight * critic_loss + bonus / len(rows)
+        return actor + settings.critic_weight * critic_loss + bonus / lessons
 
     def divergence(self, ours, theirs, legal):
         """KL by torch's own distributions, those of a Gaussian before tanh."""

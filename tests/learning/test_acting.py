@@ -113,6 +113,29 @@ def test_samples_follow_the_seed_and_the_restored_generator():
     assert np.array_equal(act(other, source, [0] * ACTORS), act(one, source, [0] * ACTORS))
 
 
+def test_choices_at_a_temperature_follow_the_probabilities_to_that_power():
+    owner, many = shaken("discrete", "gru"), 4_000
+    row = {name: column[:1, 0] for name, column in stream(owner).columns.items()}
+    wide = {name: np.repeat(column, many, 0) for name, column in row.items()}
+
+    def act_once(**options):
+        policy = AgentPolicy(owner, num_actors=many, capacity=STEPS, seed=3, **options)
+        actions = policy.act({"obs": wide["obs"]}, wide["action"], wide["reward"], np.zeros(many, int))
+        return actions, policy
+
+    plain, policy = act_once()
+    choices = np.arange(policy.num_choices)
+    probs = np.array([np.exp(policy.log_prob(np.full(many, choice, np.int32))[0]) for choice in choices])
+    wanted = probs**4 / (probs**4).sum()
+    sharp, policy = act_once(temperature=0.25)
+    frequency = np.bincount(sharp, minlength=len(choices)) / many
+    np.testing.assert_allclose(frequency, wanted, atol=4 * 0.5 / many**0.5)
+    assert abs(wanted - probs).max() > 0.1
+    known = [np.exp(policy.log_prob(np.full(many, choice, np.int32))[0]) for choice in choices]
+    np.testing.assert_allclose(known, wanted, atol=1e-6)
+    assert np.array_equal(act_once(temperature=1.0)[0], plain)
+
+
 def test_acting_leaves_the_agent_and_the_global_generator_alone():
     owner = shaken("discrete", "transformer").train()
     before, state = {k: v.clone() for k, v in owner.state_dict().items()}, torch.get_rng_state()

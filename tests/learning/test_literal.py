@@ -1,12 +1,14 @@
 """The fused update against the literal one: loss and every gradient, for all agents, action spaces and options."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from pipelines.lake.spaces import Box, MultiBinary
+from pipelines.learning.batch import StepIndex
 from tests.learning.factories import ACTIONS, agent, batch
 from tests.learning.literal import Literal
 from tests.learning.test_agent import in_parts
@@ -130,6 +132,27 @@ def test_loss_and_gradients_equal_the_literal_ones(name):
 def test_importance_multiplies_what_a_window_adds(kind, action):
     owner = made(action, {"kind": kind})
     compare(owner, batch(owner, importance=np.array([0.3, 1.7]), **LENGTHS))
+
+
+@pytest.mark.parametrize(
+    ("action", "changes"),
+    some(
+        [
+            ("discrete", {"entropy_weight": 0.3}),
+            ("box", {"actor_samples": 2, "filter": {"kind": "exp"}}),
+            ("discrete", MULTI),
+            ("box", MULTI | {"actor_weight": 0.5}),
+        ],
+        0,
+        1,
+    ),
+)
+@pytest.mark.parametrize("importance", [None, np.array([0.3, 1.7])])
+def test_an_actor_mask_leaves_steps_out_of_the_policys_terms_alone(action, changes, importance):
+    owner = made(action, changes)
+    data = batch(owner, importance=importance, **LENGTHS)
+    taught = torch.tensor([[True, False, False, True], [False, True, False, False]])
+    compare(owner, replace(data, actor_counted=StepIndex.of(data.mask & taught)))
 
 
 @pytest.mark.parametrize("kind", ["actor-critic", "multi-task"])

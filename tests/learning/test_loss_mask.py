@@ -9,7 +9,7 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
-from pipelines.learning.batch import StepIndex, TensorBatch, require_loss_mask
+from pipelines.learning.batch import StepIndex, TensorBatch, require_mask
 from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, windows
 from tests.learning.test_agent import generator, gradients, in_parts
@@ -47,7 +47,7 @@ def test_steps_that_warm_up_a_memory_do_not_count():
 @pytest.mark.parametrize("space", [Box(shape=()), Box(shape=(1,)), Discrete(n=3), MultiBinary(n=1)], ids=str)
 def test_a_step_counts_where_what_it_observes_in_the_column_is_not_zero(space):
     spaces = Spaces(observation=OBSERVATION | {"obs.counts": space}, action=ACTIONS["discrete"])
-    require_loss_mask("obs.counts", spaces)
+    require_mask("train.loss_mask", "obs.counts", spaces)
     source = windows(spaces, lengths=(5, 4), rows=5)
     column = source.columns["obs.counts"]
     column[:] = np.array([[1, 0, 0, 1, 1], [0, 1, 1, 0, 0]]).reshape(column.shape)
@@ -59,10 +59,103 @@ def test_a_step_counts_where_what_it_observes_in_the_column_is_not_zero(space):
     assert both.loss_mask.int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 0]]
 
 
+def test_an_actor_mask_is_read_from_its_column_beside_all_other_masks():
+    spaces = Spaces(
+        observation=OBSERVATION | {"obs.counts": Discrete(n=2), "obs.taught": Box(shape=(1,))},
+        action=ACTIONS["discrete"],
+    )
+    source = windows(spaces, lengths=(5, 4), rows=5)
+    source.start[:] = [0, 3]
+    source.columns["obs.counts"][:] = np.array([[1, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
+    source.columns["obs.taught"][..., 0] = np.array([[1, 1, 0, 1, 0], [1, 0, 1, 1, 1]])
+    alone = TensorBatch.from_numpy(source, spaces, actor_mask="obs.taught")
+    assert alone.loss_mask.equal(alone.mask)
+    assert alone.actor_counted.mask_BT.int().tolist() == [[1, 1, 0, 1], [1, 0, 1, 0]]
+    source.warm_up, source.cut_off = np.array([0, 1]), np.array([[False] * 3 + [True], [False] * 4])
+    both = TensorBatch.from_numpy(source, spaces, loss_mask="obs.counts", actor_mask="obs.taught")
+    assert both.mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    assert both.loss_mask.int().tolist() == [[1, 0, 1, 0], [0, 1, 1, 0]]
+    assert both.actor_counted.mask_BT.int().tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
+    assert both.actor_counted.step_N.tolist() == [0, 6]
+    assert [part.actor_counted.mask_BT.int().tolist() for part in both.split(2)] == [[[1, 0, 0, 0]], [[0, 0, 1, 0]]]
+    assert TensorBatch.from_numpy(source, spaces).actor_counted is None
+
+
+def taught(data, mask):
+    return replace(data, actor_counted=StepIndex.of(data.mask & mask))
+
+
+@pytest.mark.parametrize("changes", [{}, {"filter": {"kind": "exp"}}, {"entropy_weight": 0.3}])
+def test_an_actor_mask_changes_the_policys_terms_and_not_the_critics(changes):
+    """The policy's terms are what they would be if the other steps did not count, the critics' what they were."""
+    plain = made(**changes)
+    only, fewer = copy.deepcopy(plain), copy.deepcopy(plain)
+    data = batch(plain)
+    half = torch.rand(data.mask.shape, generator=generator()) < 0.5
+    metrics = []
+    for owner, each in ((plain, data), (only, taught(data, half)), (fewer, masked(data, half))):
+        loss, found = owner.loss(each, generator())
+        loss.backward()
+        metrics.append(found)
+    assert torch.equal(metrics[1]["critic_loss"], metrics[0]["critic_loss"])
+    for name in ("actor_loss", *(["entropy_loss"] if "entropy_weight" in changes else [])):
+        torch.testing.assert_close(metrics[1][name], metrics[2][name])
+        assert metrics[1][name].item() != pytest.approx(metrics[0][name].item(), rel=1e-3)
+    before, after, without = gradients(plain), gradients(only), gradients(fewer)
+    for name in before:
+        if name.startswith("heads.critic"):
+            assert torch.equal(after[name], before[name]), name
+        elif name.startswith("heads.actor"):
+            torch.testing.assert_close(after[name], without[name], rtol=1e-4, atol=1e-6)
+            assert not torch.allclose(after[name], before[name], rtol=1e-3, atol=1e-6), name
+
+
+def test_an_adjusted_entropy_weight_follows_the_entropy_of_the_steps_that_teach_the_policy():
+    plain = agent("box", sequence="gru", entropy_weight="auto")
+    only, fewer = copy.deepcopy(plain), copy.deepcopy(plain)
+    data = batch(plain)
+    likely = plain.heads.policy.action_entropy(plain.heads.actor(plain.encode(data)))[:, :-1, -1]
+    half = likely > likely[data.mask].median()
+    for owner, each in ((plain, data), (only, taught(data, half)), (fewer, masked(data, half))):
+        owner.loss(each, generator())
+    torch.testing.assert_close(only.temperature.state_dict(), fewer.temperature.state_dict())
+    assert not torch.equal(only.temperature.weight_G, plain.temperature.weight_G)
+
+
+def test_an_actor_mask_that_covers_all_steps_changes_no_bit_and_one_of_none_teaches_critics_alone():
+    plain = made()
+    every, none = copy.deepcopy(plain), copy.deepcopy(plain)
+    data = batch(plain)
+    found = []
+    for owner, each in ((plain, data), (every, taught(data, data.mask)), (none, taught(data, ~data.mask))):
+        loss, metrics = owner.loss(each, generator())
+        loss.backward()
+        found.append(metrics)
+    assert torch.equal(found[1]["loss"], found[0]["loss"])
+    for name, grad in gradients(plain).items():
+        assert torch.equal(gradients(every)[name], grad), name
+    assert found[2]["actor_loss"].item() == 0.0
+    assert torch.equal(found[2]["critic_loss"], found[0]["critic_loss"])
+    assert not any(grad.any() for name, grad in gradients(none).items() if name.startswith("heads.actor"))
+
+
+def test_micro_batches_with_an_actor_mask_add_up():
+    whole = made()
+    parts = copy.deepcopy(whole)
+    data = batch(whole, lengths=(9, 4, 9, 2))
+    data = taught(data, torch.tensor([True, False, False, False])[:, None])  # the second half teaches critics alone
+    loss, _ = whole.loss(data, generator())
+    loss.backward()
+    for each, _ in parts.losses(*in_parts(data, 2)):
+        each.backward()
+    for name, grad in gradients(whole).items():
+        torch.testing.assert_close(gradients(parts)[name], grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("column", ["obs.missing", "obs"])
 def test_a_column_that_cannot_say_it_is_refused(column):
     with pytest.raises(UsageError, match="not an observation of one number"):
-        require_loss_mask(column, SPACES)
+        require_mask("train.loss_mask", column, SPACES)
 
 
 @pytest.mark.parametrize("changes", [{}, {"n_step": 3}, {"kind": "behaviour-cloning"}, {"filter": {"kind": "exp"}}])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputMissing
+from pipelines.report.model_card import find_evaluation
 from pipelines.runs.comparison import compute_curves, estimate_improvements, group_runs
 from pipelines.runs.evaluations import find_last_and_best, select_scores
 from pipelines.runs.removal import find_prunable
@@ -75,6 +76,7 @@ foreign = st.fixed_dictionaries(
         "tasks": st.sampled_from(["success", "length > 3"]),
         "greedy": st.just(True),
         "attempts": st.sampled_from([2, 30]),
+        "temperature": st.sampled_from([0.5, 2]),
     },
 ).filter(bool)
 OTHER_SPLIT = st.just({"split": "train", "seed": 5})  # the chain's own evaluations on tasks for training have seed 77
@@ -126,6 +128,14 @@ def test_an_evaluation_with_other_parameters_does_not_cost_a_better_run_its_plac
     assert row["scored_on"] == "test tasks, sampled"
 
 
+def test_a_score_names_its_temperature_and_a_card_shows_none_of_another(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", {}, stages=[], temperature=0.5)
+    evaluate(run, 20, 0.9, temperature=0.5)
+    (row,) = summarize_runs([run])
+    assert (row["score"], row["scored_on"]) == (0.9, "test tasks, sampled at temperature 0.5")
+    assert find_evaluation(read_run(run), 20, greedy=False) is None  # an exported policy acts at temperature 1
+
+
 def test_runs_in_environments_of_other_parameters_are_never_ranked(tmp_path: Path) -> None:
     long = {"name": "tmaze", "corridor": 400}
     runs = [make(tmp_path / "short", {20: 0.9}), make_run(tmp_path / "long", settings={"env": long, "seed": 3})]
@@ -155,6 +165,9 @@ def test_the_latest_update_counts_even_if_an_older_one_is_evaluated_afterwards(t
         ({"split": "train"}, {}, False),
         ({"tasks": "success"}, {"tasks": "success"}, True),
         ({"tasks": "success"}, {}, False),
+        ({"temperature": 0.5}, {"temperature": 0.5}, True),
+        ({"temperature": 1}, {}, True),
+        ({"temperature": 0.5}, {}, False),
         ({"episodes": 7, "seed": 3}, {"episodes": 9, "seed": 4}, True),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.events import Event, Progress
+from pipelines.runs.stored import read_run
 from pipelines.stages import collect, evaluate, train
 from pipelines.stages import run as chain
 from tests.stages.recipes import tiny
@@ -33,6 +34,28 @@ def test_the_same_seed_gives_the_same_figures_whatever_the_number_of_actors(run:
     few = evaluate.run(tiny(evaluate={"actors": 2}), run=run)
     many = evaluate.run(tiny(evaluate={"actors": 6}), run=run)
     assert few.metrics["return_mean"] == many.metrics["return_mean"]
+
+
+def test_another_temperature_is_another_evaluation(run: Path) -> None:
+    first = evaluate.run(tiny(), run=run)
+    again = evaluate.run(tiny(evaluate={"temperature": 1}), run=run)
+    assert (again.status, again.outputs) == ("skipped", first.outputs)
+    hot = evaluate.run(tiny(evaluate={"temperature": 50.0}), run=run)
+    assert (hot.status, hot.metrics["temperature"]) == ("done", 50)
+    assert "at temperature 50" in hot.tables[0].title
+    assert hot.metrics["greedy_play"]["return_mean"] == first.metrics["greedy_play"]["return_mean"]
+    named = [(each.standard.greedy, each.standard.temperature) for each in read_run(run).evaluations]
+    assert named == [(False, 1), (True, 1), (False, 50)]
+    with pytest.raises(UsageError) as refused:
+        tiny(evaluate={"temperature": 0.5, "greedy": True})
+    assert "no effect on greedy actions" in refused.value.problems[0]
+
+
+def test_a_chain_of_continuous_actions_refuses_a_temperature_before_it_begins(tmp_path: Path) -> None:
+    stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "evaluate", "temperature": 0.5}]
+    with pytest.raises(UsageError, match="a temperature needs probabilities of choices"):
+        chain.run(tiny(env={"name": "gym:Pendulum-v1"}, stages=stages), run=tmp_path / "run")
+    assert not (tmp_path / "run/lake").exists()
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,24 @@ def test_warm_up_and_the_mask_column_reach_the_loss() -> None:
     assert counted(loss_mask="obs.counts", burn_in=2) == 4 * 1
 
 
+def test_the_actor_mask_reaches_the_policy_alone() -> None:
+    spaces = Spaces(observation={**SPACES.observation, "obs.taught": Discrete(n=2)}, action=SPACES.action)
+    data = batch(np.random.default_rng(0), steps=5)
+    drawn = Batch(
+        columns={**data.columns, "obs.taught": np.zeros((4, 6), np.int32)}, lengths=data.lengths, start=data.start
+    )
+    first, second = (
+        Learner(spaces, (settings := tiny(train=train)).agent, settings.train, seed=3).step(lambda size: drawn)
+        for train in ({}, {"actor_mask": "obs.taught"})
+    )
+    assert (first["actor_loss"].item() != 0, second["actor_loss"].item()) == (True, 0.0)
+    assert second["critic_loss"].item() == first["critic_loss"].item()
+
+
 def test_masks_that_cannot_work_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"train\.loss_mask 'obs\.other' is not an observation"):
-        learner(loss_mask="obs.other")
+    for setting in ("loss_mask", "actor_mask"):
+        with pytest.raises(UsageError, match=rf"train\.{setting} 'obs\.other' is not an observation"):
+            learner(**{setting: "obs.other"})
     with pytest.raises(UsageError) as refused:
         learner(burn_in=5)
     assert "burn_in 5 leaves no step of a window of 5" in refused.value.problems[0]
