@@ -118,7 +118,13 @@ def draw_games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], pat
     shapes = {"domain": agents, "range": ["cross", "circle", "diamond", "circle"]}
     encoding = {
         "x": {"field": "return", "type": "quantitative", "title": "mean return, the highest along the run"},
-        "y": {"field": "game", "type": "nominal", "sort": None, "title": None, "axis": {"grid": True, "labelLimit": 220}},
+        "y": {
+            "field": "game",
+            "type": "nominal",
+            "sort": None,
+            "title": None,
+            "axis": {"grid": True, "labelLimit": 220},
+        },
         "color": {"field": "agent", "scale": {"domain": agents, "range": colours}, "legend": {"symbolType": "circle"}},
         "shape": {"field": "agent", "scale": shapes, "legend": None},
         "size": {"condition": {"test": "datum.agent === 'amago'", "value": 110}, "value": 60},
