@@ -1,4 +1,4 @@
-"""The section of docs/results.md on generality, between two marks, its performance profiles, and the picture of POPGym."""
+"""The section of docs/results.md on generality, between two marks, its profiles, and the picture of POPGym."""
 
 from __future__ import annotations
 
@@ -95,10 +95,8 @@ def _games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list
         tops = ", ".join(f"{highest(row):.3f}" for row in seeds)
         steps, taken = (round(np.mean([row[key] for row in seeds])) for key in ("env_steps", "train_cpu_seconds"))
         published = f"{task.gru:.3f} | {task.best:.3f} | {task.source}"
-        lines.append(
-            f"| {name.removeprefix('popgym-')} | {task.random:.3f} | {published} | {tops} | {_seeds(rows, name, 'amago')} "
-            f"| {steps:,} | {taken} |"
-        )
+        cells = (name.removeprefix("popgym-"), f"{task.random:.3f}", published, tops, _seeds(rows, name, "amago"))
+        lines.append(f"| {' | '.join(cells)} | {steps:,} | {taken} |")
     counts = " and ".join(f"{each} in {count}" for each, count in reached.items())
     said = f"At least as much as the paper reports of {counts} of {len(names)} games (three digits, mean over seeds)."
     return ["### POPGym", "", said, "", *lines]
