@@ -104,7 +104,12 @@ def jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for agent in options.agent or AGENTS:
                 if agent == "amago" or agent in task.peers:
                     episodes = options.episodes or task.episodes
-                    wanted = {"task": task.name, "agent": agent, "seed": seed, "seconds": options.seconds or task.seconds}
+                    wanted = {
+                        "task": task.name,
+                        "agent": agent,
+                        "seed": seed,
+                        "seconds": options.seconds or task.seconds,
+                    }
                     yield {**wanted, "episodes": episodes}
 
 
