@@ -134,7 +134,7 @@ class Lake:
         steps arrive in seconds.
 
         Step columns of several values are lists of fixed size, `tags` is a map, and a sum of integers is int64.
-        UsageError for a type that readers of Arrow do not share (cast it in the query), and for two columns of one name.
+        UsageError for a type that readers of Arrow do not share, which SQL can cast, and for two columns of one name.
 
         >>> Lake("runs/maze").to_arrow("select t, reward from steps limit 3").schema
         t: int64
