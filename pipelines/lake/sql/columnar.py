@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +22,6 @@ from pipelines.lake.sql.sandbox import QueryLimits
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
-
-Form = Literal["arrow", "parquet"]
 
 # A record batch or row group of a file ends at either. Readers work on one in each thread, and hold it in memory.
 _GROUP_ROWS, _GROUP_BYTES = 122_880, 64 << 20
@@ -44,10 +42,10 @@ def read_table(lake: Lake, text: str, *, limits: QueryLimits, listener: Listener
 
 
 def write_file(
-    lake: Lake, text: str, file: BinaryIO, form: Form, *, limits: QueryLimits, listener: Listener = silent
+    lake: Lake, text: str, file: BinaryIO, form: str, *, limits: QueryLimits, listener: Listener = silent
 ) -> int:
-    """Write the answer to one SELECT into an empty, seekable file: an Arrow IPC file or a Parquet file. Returns the
-    number of rows. UsageError as in `read_table`; OSError as the system gives it.
+    """Write the answer to one SELECT into an empty, seekable file: for the form "arrow" an Arrow IPC file, for
+    "parquet" a Parquet file. Returns the number of rows. UsageError as in `read_table`; OSError as the system gives it.
     """
     rows = 0
     writer: Any = None
