@@ -148,8 +148,8 @@ class Lake:
     def to_polars(self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024) -> Any:
         """Query the lake as `to_arrow` does, for a `polars.DataFrame`. InputMissing if polars is not installed.
 
-        >>> Lake("runs/maze").to_polars("select count(*) as n from trajectories")["n"].to_list()  # doctest: +SKIP
-        [100]
+        >>> Lake("runs/maze").to_polars("select sum(length) as steps from trajectories").to_dicts()
+        [{'steps': 400}]
         """
         try:
             import polars

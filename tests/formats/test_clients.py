@@ -1,4 +1,4 @@
-"""Datasets that are exported and answers of SQL, read by the packages that others use; and their datasets, read by us."""
+"""Exported datasets and answers of SQL, read by the packages that others use; and their datasets, read by us."""
 
 from __future__ import annotations
 

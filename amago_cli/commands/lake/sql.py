@@ -64,8 +64,8 @@ def sql(
         if to is not None:
             write_atomically(to, write)
         else:
-            # Whoever reads the pipe gets the whole answer or, after an error, nothing, and a slow reader does not use
-            # up the time limit. This costs as many bytes on the disk.
+            # The reader of a pipe gets the whole answer or, after an error, nothing, and a slow one does not use up the
+            # time limit. This costs as many bytes on the disk.
             with explain_errors(f"write a temporary file in '{tempfile.gettempdir()}'"):
                 file = tempfile.TemporaryFile()  # noqa: SIM115
                 write(file)
