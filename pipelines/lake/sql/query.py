@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError, StageFailed, UsageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
 from pipelines.lake.arrow import table_of_objects, to_arrow
@@ -139,13 +139,15 @@ _VECTOR_ROWS = 2048  # DuckDB holds as many at a time: a batch of them needs lit
 
 def answer_in_batches(
     connection: duckdb.DuckDBPyConnection, lake: Lake, text: str
-) -> Iterator[pa.Schema | pa.RecordBatch]:
-    """Yield the schema of the answer to one SELECT, and then its rows. Runs in the helper process.
+) -> Iterator[pa.Schema | pa.RecordBatch | Event]:
+    """Yield the schema of the answer to one SELECT, and then its rows, and notices of what they lack. Runs in the
+    helper process.
 
     The schema follows from the query alone. UsageError as in `answer`, for a type that readers of Arrow do not share,
     for a sum beyond 64 bits, and for two columns of one name.
     """
-    result = _execute(connection, lake, text, silent)
+    told: list[Event] = []
+    result = _execute(connection, lake, text, told.append)
     sums, names = [], set[str]()
     for name, kind, *_ in result.description or ():
         if name in names:
@@ -172,6 +174,7 @@ def answer_in_batches(
                             hint=f'cast it, e.g. "{name}"::double',
                         ) from error
             yield batch
+        yield from told
 
 
 def _find_types(kind: Any) -> set[str]:

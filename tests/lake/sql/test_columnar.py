@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import UsageError
+from pipelines.events import Notice
 from pipelines.lake.sql import catalog, columnar
 from pipelines.lake.sql import query as queries
 from pipelines.lake.sql.columnar import read_table, write_file
@@ -22,7 +23,7 @@ from pipelines.lake.sql.query import IndexDamaged
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, columns, derive, fill
+from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, columns, derive, fill, segment_files
 from tests.tiers import some
 
 LIMITS = QueryLimits(seconds=600)
@@ -132,6 +133,18 @@ def test_a_wrong_query_is_refused(mixed: Lake, text: str, words: str) -> None:
         read_table(mixed, text, limits=LIMITS)
 
 
+def test_a_segment_that_cannot_be_read_is_reported(lake: Lake) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    text = "select count(reward) as n from steps"
+    assert read_table(lake, text, limits=LIMITS).to_pylist() == [{"n": 15}]
+    path = segment_files(lake)[1]
+    path.write_bytes(path.read_bytes()[:-200] + bytes(200))
+    told: list[Any] = []
+    assert read_table(lake, text, limits=LIMITS, listener=told.append).to_pylist() == [{"n": 10}]
+    (notice,) = [event for event in told if isinstance(event, Notice)]
+    assert f"'{path}' is damaged" in notice.text
+
+
 def test_an_error_after_many_rows_is_the_error_of_the_query(mixed: Lake) -> None:
     text = "select case when range = 190000 then error('boom') else range::varchar end from range(200000)"
     file = io.BytesIO()
@@ -174,7 +187,7 @@ def answer_and_fail_once(connection: Any, lake: Lake, text: str) -> Iterator[pa.
     """Find the index damaged after the first rows, but not a second time."""
     for number, part in enumerate(queries.answer_in_batches(connection, lake, text)):
         yield part
-        if number == 60:
+        if number == 100:  # the first group of rows is written
             try:
                 os.mkdir(lake.path / "failed")
             except FileExistsError:
