@@ -146,8 +146,8 @@ def answer_in_batches(
     The schema follows from the query alone. UsageError as in `answer`, for a type that readers of Arrow do not share,
     for a sum beyond 64 bits, and for two columns of one name.
     """
-    told: list[Event] = []
-    result = _execute(connection, lake, text, told.append)
+    notices: list[Event] = []
+    result = _execute(connection, lake, text, notices.append)
     sums, names = [], set[str]()
     for name, kind, *_ in result.description or ():
         if name in names:
@@ -174,7 +174,7 @@ def answer_in_batches(
                             hint=f'cast it, e.g. "{name}"::double',
                         ) from error
             yield batch
-        yield from told
+        yield from notices
 
 
 def _find_types(kind: Any) -> set[str]:
