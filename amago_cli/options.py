@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ class _TableFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
     CSV = "csv"
+
+
+class _QueryFormat(StrEnum):
+    """Forms of the answer to a query of a lake."""
+
+    TEXT = "text"
+    JSON = "json"
+    ARROW = "arrow"
+    PARQUET = "parquet"
 
 
 @dataclass(frozen=True)
@@ -278,6 +288,15 @@ _TABLE_OUTPUT = Annotated[
     _TableFormat, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)
 ]
 _TABLE: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_TABLE_OUTPUT, _TableFormat.TEXT)}
+_QUERY_OUTPUT = Annotated[
+    _QueryFormat,
+    typer.Option(
+        "--output",
+        help="Format of the result; arrow and parquet are files, for --to or a pipe.",
+        rich_help_panel=_COMMON,
+    ),
+]
+_QUERY: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_QUERY_OUTPUT, _QueryFormat.TEXT)}
 _STAGE: Mapping[str, tuple[Any, Any]] = {
     "config": (_CONFIG, None),
     "assignments": (_ASSIGNMENTS, None),
@@ -291,18 +310,20 @@ _STAGE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Common options of one call. `named` maps settings keys to the values of their options; None: not given."""
+    """Common options of one call. `named` maps settings keys to the values of their options; None: not given.
+    `has_terminal`: stdout is a terminal. A command cannot ask that itself, since its stdout is stderr."""
 
     invocation: Invocation
     named: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
     assignments: Sequence[str] = ()
-    output: Format | _TableFormat = Format.TEXT
+    output: Format | _TableFormat | _QueryFormat = Format.TEXT
     dry_run: bool = False
     trust: bool = False
     quiet: bool = False
     verbose: bool = False
     starts_stage: bool = False
+    has_terminal: bool = False
 
     def concerns(self, *, run: Path | None = None, lake: Path | str | None = None) -> None:
         """Record which run and lake the command works on, for the error report."""
@@ -340,10 +361,12 @@ def _make_decorator(shared: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable
 stage = _make_decorator(_STAGE)  # a command that runs a stage: settings, --dry-run, --output, -q, -v
 reader = _make_decorator(_READER)  # a command that only reads: --output, -q, -v
 lister = _make_decorator(_TABLE)  # a command that only reads and prints a table: --output (also csv), -q, -v
+querier = _make_decorator(_QUERY)  # a command that answers from a lake: --output (also arrow, parquet), -q, -v
 
 
 def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Build the command of a function that `stage`, `reader` or `lister` has decorated: one that takes a `Common`."""
+    """Build the command of a function that `stage`, `reader`, `lister` or `querier` has decorated, which takes a
+    `Common`."""
     shared: Mapping[str, tuple[Any, Any]] = function.shared  # type: ignore[attr-defined]
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(function, eval_str=True).parameters
@@ -380,8 +403,15 @@ def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
             named[key] = str(value) if isinstance(value, Path) else value
             if isinstance(value, list | tuple):
                 named[key] = list(value) or None
+        has_terminal = sys.stdout.isatty()
         with result_alone():
-            common = Common(invocation=invocation, named=named, starts_stage=shared is _STAGE, **options)
+            common = Common(
+                invocation=invocation,
+                named=named,
+                starts_stage=shared is _STAGE,
+                has_terminal=has_terminal,
+                **options,
+            )
             return function(common, **values)
 
     # Help is wrapped to the terminal, not to the source, so each paragraph of the docstring becomes one line. \b keeps

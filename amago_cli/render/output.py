@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TextIO, runtime_checkable
 
 from amago_cli.invocation import Invocation
 from amago_cli.render import escaping
@@ -42,6 +42,13 @@ class Document:
     then: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileContent:
+    """An open file whose bytes are the result."""
+
+    file: BinaryIO
+
+
 @runtime_checkable
 class Played(Protocol):
     """A document that a terminal shows as an animation."""
@@ -55,8 +62,11 @@ class TextOutput:
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
 
-    def show(self, outcome: Result | Rows | Document) -> None:
-        if isinstance(outcome, Played) and sys.stdout.isatty():
+    def show(self, outcome: Result | Rows | Document | FileContent) -> None:
+        if isinstance(outcome, FileContent):
+            outcome.file.seek(0)
+            shutil.copyfileobj(outcome.file, sys.stdout.buffer)
+        elif isinstance(outcome, Played) and sys.stdout.isatty():
             outcome.play(sys.stdout)
         elif isinstance(outcome, Document):
             text = escaping.lines(outcome.text)
@@ -159,7 +169,7 @@ class JsonOutput:
 class CsvOutput(TextOutput):
     """Rows as comma-separated values; anything else as text."""
 
-    def show(self, outcome: Result | Rows | Document) -> None:
+    def show(self, outcome: Result | Rows | Document | FileContent) -> None:
         if not isinstance(outcome, Rows):
             super().show(outcome)
             return

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.config.places import is_lake, suggest
 from pipelines.errors import InputMissing, IntegrityError, StorageError
@@ -34,6 +34,9 @@ from pipelines.lake.schema import LABEL, OPTIONAL, Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer, salvage
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _FORMAT_NAME, VERSION = "amago-lake", 4
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
@@ -123,6 +126,38 @@ class Lake:
         from pipelines.lake.sql.sandbox import QueryLimits
 
         return QueryResult(*catalog.query(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes)))
+
+    def to_arrow(
+        self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024
+    ) -> pyarrow.Table:
+        """Query the lake as `sql` does, for a `pyarrow.Table`: no value becomes a Python object, so that millions of
+        steps arrive in seconds.
+
+        Step columns of several values are lists of fixed size, `tags` is a map, and a sum of integers is int64.
+        UsageError for a type that readers of Arrow do not share, which SQL can cast, and for two columns of one name.
+
+        >>> Lake("runs/maze").to_arrow("select t, reward from steps limit 3").schema
+        t: int64
+        reward: float
+        """
+        from pipelines.lake.sql.columnar import read_table
+        from pipelines.lake.sql.sandbox import QueryLimits
+
+        return read_table(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes))
+
+    def to_polars(self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024) -> Any:
+        """Query the lake as `to_arrow` does, for a `polars.DataFrame`. InputMissing if polars is not installed.
+
+        >>> Lake("runs/maze").to_polars("select sum(length) as steps from trajectories").to_dicts()
+        [{'steps': 400}]
+        """
+        try:
+            import polars
+        except ModuleNotFoundError as error:
+            raise InputMissing(
+                "a polars.DataFrame needs polars, which is not installed", hint="pip install polars"
+            ) from error
+        return polars.from_arrow(self.to_arrow(query, seconds=seconds, megabytes=megabytes))
 
     @property
     def name(self) -> str:

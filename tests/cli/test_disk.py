@@ -87,3 +87,14 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_and_the_bundle_there_were(
     (disk / "ballast").unlink()
     assert amago("train", "--from-lake", run, "--steps", 4).code == 0
     assert amago("export", run, "--output", "json").json["metrics"]["update"] == 4
+
+
+@pytest.mark.system
+def test_a_full_disk_refuses_columns_and_keeps_the_earlier_file(amago: Amago, disk: Path, small: Path) -> None:
+    file = disk / "rows.parquet"
+    sql = ("lake", "sql", small, "--output", "parquet", "--to", file)
+    assert amago(*sql, "from steps").code == 0
+    before = file.read_bytes()
+    failed_cleanly(amago(*sql, "select range, hash(range) from range(1000000)"), "no space left on the disk")
+    assert file.read_bytes() == before
+    assert os.listdir(disk) == [file.name]

@@ -90,3 +90,10 @@ def test_an_episode_is_played_in_place_and_ctrl_c_leaves_the_terminal_as_it_was(
     assert "\x1b[?7h\x1b[?25h" in text
     assert "Traceback" not in text
     assert lines(text)[-1].endswith("error: interrupted")  # after the ^C that the terminal echoes
+
+
+def test_columns_are_refused_before_the_query_runs(tmp_path: Path) -> None:
+    for form in ("arrow", "parquet"):
+        code, text = typed("lake", "sql", "nothing", "select 1", "--output", form, cwd=tmp_path)
+        assert code == 2
+        assert lines(text) == [f"error: --output {form} is not for a terminal; name a file with --to, or a pipe"]

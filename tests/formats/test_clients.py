@@ -1,4 +1,4 @@
-"""Datasets that are exported, read by the packages that others use, minari and d3rlpy; and theirs, read by us."""
+"""Exported datasets and answers of SQL, read by the packages that others use; and their datasets, read by us."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from pipelines.stages import collect, export
+from tests.cli.conftest import call
 from tests.stages.recipes import tiny
 
 pytest.importorskip("h5py")
@@ -68,6 +69,52 @@ def test_croissant_describes_every_step(tmp_path: Path, lake: Path) -> None:
         np.testing.assert_array_equal(found, np.concatenate([each.columns[name] for each in sent]))
     uids = {row["trajectories/uid"].decode() for row in dataset.records("trajectories")}
     assert uids == {row["steps/uid"].decode() for row in rows}
+
+
+def queried(lake: Path, to: Path, text: str) -> list[dict[str, Any]]:
+    """Write an answer to `to` by its ending; return the same rows as JSON has them."""
+    written = call("lake", "sql", lake, text, "--output", to.suffix[1:], "--to", to)
+    assert written.code == 0, written.err
+    rows: list[dict[str, Any]] = call("lake", "sql", lake, text, "--output", "json").json
+    assert rows
+    return rows
+
+
+TABLES = ["from trajectories order by uid", "from steps order by uid, t", "from episodes order by episode"]
+COUNTS = "select task, sum(length) as steps, map {'mean': avg(\"return\")} as scores from trajectories group by task"
+
+
+@pytest.mark.parametrize("text", [*TABLES, COUNTS])
+def test_polars_reads_answers(tmp_path: Path, lake: Path, text: str) -> None:
+    polars = pytest.importorskip("polars")
+    for name, read in (("rows.parquet", polars.read_parquet), ("rows.arrow", polars.read_ipc)):
+        assert queried(lake, tmp_path / name, text) == read(tmp_path / name).to_dicts()
+    assert queried(lake, tmp_path / name, text) == Lake(lake).to_polars(text).to_dicts()
+
+
+@pytest.mark.parametrize("text", [*TABLES, COUNTS])
+def test_pandas_reads_answers(tmp_path: Path, lake: Path, text: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    for name, read in (("rows.parquet", pandas.read_parquet), ("rows.arrow", pandas.read_feather)):
+        rows = queried(lake, tmp_path / name, text)
+        frame = read(tmp_path / name)
+        assert list(frame.columns) == list(rows[0])
+        for column in frame.columns:
+            for found, row in zip(frame[column], rows, strict=True):
+                if isinstance(expected := row[column], dict):  # of a map, pandas makes pairs
+                    assert dict(found) == expected
+                elif isinstance(expected, list):
+                    np.testing.assert_array_equal(found, np.array(expected))
+                else:
+                    assert (pandas.isna(found) and expected is None) or found == expected
+
+
+@pytest.mark.parametrize("text", ["select * exclude (tags) from trajectories order by uid", TABLES[1]])
+def test_hugging_face_datasets_read_answers(tmp_path: Path, lake: Path, text: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = queried(lake, tmp_path / "rows.parquet", text)
+    found = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert found.to_list() == rows
 
 
 def replayed(env: gymnasium.Env, seed: int, actions: np.ndarray) -> tuple[np.ndarray, list[float]]:

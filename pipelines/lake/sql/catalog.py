@@ -603,11 +603,20 @@ def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
 
 
 def ask(
-    lake: Lake, task: Callable[..., Any], arguments: Mapping[str, Any], limits: QueryLimits, listener: Listener = silent
+    lake: Lake,
+    task: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    limits: QueryLimits,
+    listener: Listener = silent,
+    *,
+    take: Callable[[Any], None] | None = None,
 ) -> Any:
-    """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, and `arguments`."""
+    """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, and `arguments`.
+
+    `take` receives the parts that a generator yields, from the first part on again if the index proves to be damaged.
+    """
     opening = functools.partial(_open_in_helper, type(lake), lake.name)
-    return _answer_twice(lambda: sandbox.ask(task, arguments, limits, opening=opening, listener=listener))
+    return _answer_twice(lambda: sandbox.ask(task, arguments, limits, opening=opening, take=take, listener=listener))
 
 
 def _answer_twice(answer: Callable[[], _T]) -> _T:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError, StageFailed, UsageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
 from pipelines.lake.arrow import table_of_objects, to_arrow
@@ -107,6 +107,16 @@ def answer(
     """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
     and the place, for anything else.
     """
+    result = _execute(connection, lake, text, listener)
+    with explain_errors({1: text}):
+        rows = result.fetchall() if most is None else result.fetchmany(most)
+    return [column[0] for column in result.description or []], rows
+
+
+def _execute(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, text: str, listener: Listener
+) -> duckdb.DuckDBPyConnection:
+    """Begin one SELECT, or the EXPLAIN of one. UsageError as in `answer`."""
     with explain_errors({1: text}):
         statements = connection.extract_statements(text)
     explains = len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN
@@ -115,9 +125,62 @@ def answer(
         raise UsageError("SQL: one SELECT is expected", hint=_CHANGES)
     with explain_errors({1: text}):
         offer(connection, lake, inner, listener)
-        result = connection.execute(text)
-        rows = result.fetchall() if most is None else result.fetchmany(most)
-        return [column[0] for column in result.description or []], rows
+        return connection.execute(text)
+
+
+# Types of DuckDB without one of Arrow that means the same to all its readers. BIT, UHUGEINT and TIME WITH TIME ZONE
+# would arrive as other values; Parquet has no type for an INTERVAL or a UNION. HUGEINT, the type of a sum of integers,
+# becomes BIGINT where it is a column of its own.
+_ONLY_OF_DUCKDB = frozenset(
+    {"hugeint", "uhugeint", "bignum", "bit", "time with time zone", "interval", "union", "geometry", "variant"}
+)
+_VECTOR_ROWS = 2048  # DuckDB holds as many at a time: a batch of them needs little more memory, however wide they are
+
+
+def answer_in_batches(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, text: str
+) -> Iterator[pa.Schema | pa.RecordBatch | Event]:
+    """Yield the schema of the answer to one SELECT, and then its rows, and notices of what they lack. Runs in the
+    helper process.
+
+    The schema follows from the query alone. UsageError as in `answer`, for a type that readers of Arrow do not share,
+    for a sum beyond 64 bits, and for two columns of one name.
+    """
+    notices: list[Event] = []
+    result = _execute(connection, lake, text, notices.append)
+    sums, names = [], set[str]()
+    for name, kind, *_ in result.description or ():
+        if name in names:
+            raise UsageError(f"SQL: two columns are called '{name}'", hint="rename one: AS another_name")
+        names.add(name)
+        sums += [name] if kind.id == "hugeint" else []
+        if kind.id != "hugeint" and _find_types(kind) & _ONLY_OF_DUCKDB:
+            raise UsageError(
+                f"SQL: the column '{name}' has the type {kind}, which readers of Arrow and Parquet do not share",
+                hint=f'cast it, e.g. "{name}"::varchar',
+            )
+    with explain_errors({1: text}):
+        reader = result.to_arrow_reader(_VECTOR_ROWS)
+        schema = pa.schema([pa.field(f.name, pa.int64()) if f.name in sums else f for f in reader.schema])
+        yield schema
+        for batch in read_batches(reader):
+            for place, name in enumerate(schema.names if sums else ()):
+                if name in sums:
+                    try:
+                        batch = batch.set_column(place, schema.field(place), batch.column(place).cast(pa.int64()))
+                    except pa.ArrowInvalid as error:
+                        raise UsageError(
+                            f"SQL: the column '{name}' holds a number beyond 64 bits",
+                            hint=f'cast it, e.g. "{name}"::double',
+                        ) from error
+            yield batch
+        yield from notices
+
+
+def _find_types(kind: Any) -> set[str]:
+    """Return the ids of a type of DuckDB and of the types that it is made of."""
+    parts = kind.children if kind.id in ("list", "array", "struct", "map") else ()
+    return {kind.id}.union(*(_find_types(part) for _, part in parts if not isinstance(part, int)))  # an array's size
 
 
 class ParsedQuery:

@@ -7,8 +7,8 @@ reused; after a query that met a limit or was interrupted, the next one starts a
 started it, however that ends.
 
 A request is (directory, opening, task, arguments, limits); its replies are ("notice", Notice), ("started", None) when
-the user's text begins to run, and finally ("answer", anything) or ("error", exception). Importing this module imports
-neither Arrow nor DuckDB.
+the user's text begins to run, ("part", anything) for each value of a task that is a generator, and finally ("answer",
+anything) or ("error", exception). Importing this module imports neither Arrow nor DuckDB.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 from pipelines.errors import AmagoError, StageFailed, StorageError, UsageError
@@ -91,10 +92,12 @@ def ask(
     limits: QueryLimits,
     *,
     opening: Opening | None = None,
+    take: Callable[[Any], None] | None = None,
     listener: Listener = silent,
 ) -> Any:
     """Call `task`, a function of a module, with `arguments` in the helper process, within limits. What `opening` opens
-    before, without limits, are its first arguments.
+    before, without limits, are its first arguments. If it is a generator, `take` receives what it yields, and the
+    limits hold until the last part is taken; an error may follow any part.
 
     The listener receives Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
     limit; StageFailed if the helper cannot run.
@@ -109,7 +112,7 @@ def ask(
         for is_last in (False, True):
             helper = _get_helper()
             try:
-                return helper.ask(request, limits, listener)
+                return helper.ask(request, limits, listener, take)
             except EOFError:  # it exited while it was idle, e.g. for lack of memory on the host
                 _end()
                 if is_last:
@@ -146,7 +149,9 @@ class _Helper:
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         self.is_busy = False
 
-    def ask(self, request: Any, limits: QueryLimits, listener: Listener) -> Any:
+    def ask(
+        self, request: Any, limits: QueryLimits, listener: Listener, take: Callable[[Any], None] | None = None
+    ) -> Any:
         """Return the reply to a request. EOFError if the process exited before it started on it."""
         self.is_busy = True
         try:
@@ -172,6 +177,9 @@ class _Helper:
                 listener(value)
             elif kind == "started":
                 deadline = time.monotonic() + limits.seconds + _GRACE_SECONDS
+            elif kind == "part":
+                assert take is not None, "only a task that is called with `take` may be a generator"
+                take(value)
             else:
                 self.is_busy = False
                 if kind == "error":
@@ -262,6 +270,10 @@ def _serve(
             with _confine(limits, writes=given.writes):
                 reply("started", None)
                 found = task(*given.arguments, **arguments)
+                if isinstance(found, GeneratorType):
+                    for part in found:
+                        reply("part", part)
+                    found = None
             reply("answer", found)
     except LimitReached as error:
         reply("error", error)

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago
 
 BY_VERSION = "select policy_version, avg(return) r from trajectories group by all order by all"
@@ -36,3 +43,75 @@ def test_a_wrong_or_writing_query_is_a_usage_error(amago: Amago, small: Path, sq
 
 def test_no_file_can_be_read_through_it(amago: Amago, small: Path) -> None:
     assert amago("lake", "sql", small, "select * from read_text('/etc/hostname')").code == 2
+
+
+STEPS = "select uid, t, obs, action, reward from steps order by uid, t"
+
+
+def columns_of(path: Path) -> pa.Table:
+    return pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_rows_go_to_a_file_as_columns(amago: Amago, small: Path, form: str) -> None:
+    rows = amago("lake", "sql", small, STEPS, "--output", "json").json
+    file = Path("new", f"steps.{form}")
+    done = amago("lake", "sql", small, STEPS, "--output", form, "--to", file)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[1:] == [
+        f"  rows   {len(rows)}",
+        f"  bytes  {file.stat().st_size:,}",
+        f"  wrote {file}",
+    ]
+    assert columns_of(file).to_pylist() == rows
+    assert Lake(small).to_arrow(STEPS).to_pylist() == rows
+    assert os.listdir("new") == [file.name]
+
+
+def test_columns_are_refused_where_they_cannot_go(amago: Amago, small: Path) -> None:
+    Path("folder").mkdir()
+    for options, code, words in (
+        (("--to", "rows.txt"), 2, "--to writes columns, not --output text; add --output parquet, or arrow"),
+        (("--to", "folder", "--output", "arrow"), 1, "cannot write 'folder'"),
+        (("--to", "small/run.json/rows", "--output", "arrow"), 1, "cannot write 'small/run.json/rows'"),
+    ):
+        refused = amago("lake", "sql", small, STEPS, *options)
+        assert (refused.code, refused.out) == (code, "")
+        assert words in refused.err
+        assert refused.err.count("\n") == 1
+    assert sorted(os.listdir()) == ["folder", "small"]
+
+
+def test_a_failed_query_leaves_the_file_as_it_was(amago: Amago, small: Path) -> None:
+    file = Path("rows.parquet")
+    assert amago("lake", "sql", small, STEPS, "--output", "parquet", "--to", file).code == 0
+    before = file.read_bytes()
+    text = "select if(range = 190000, 9223372036854775807, 1)::hugeint * 2 as big from range(200000)"
+    failed = amago("lake", "sql", small, text, "--output", "parquet", "--to", file)
+    assert (failed.code, failed.out) == (2, "")
+    assert "beyond 64 bits" in failed.err
+    assert file.read_bytes() == before
+    assert sorted(os.listdir()) == ["rows.parquet", "small"]
+
+
+@pytest.mark.system
+def test_columns_go_into_a_pipe_whole_or_not_at_all(small: Path, tmp_path: Path) -> None:
+    expected = Lake(tmp_path / small).to_arrow(STEPS)
+    table = pa.ipc.open_file(shell(f'amago lake sql small "{STEPS}" --output arrow', tmp_path).stdout).read_all()
+    assert table.equals(expected)
+    text = "select if(range = 190000, 9223372036854775807, 1)::hugeint * 2 as big from range(200000)"
+    failed = shell(f'amago lake sql small "{text}" --output arrow', tmp_path)
+    assert (failed.returncode, failed.stdout) == (2, b"")
+    many = 'amago lake sql small "from range(1000000)" --output arrow'
+    closed = shell(f"{many} | head -c 9; echo ${{PIPESTATUS[0]}}", tmp_path)
+    assert (closed.stdout, closed.stderr) == (b"ARROW1\0\0\xff141\n", b"")
+    full = shell(f"{many} >/dev/full", tmp_path)
+    assert full.returncode == 1
+    assert full.stderr.startswith(b"error: No space left on device")
+    assert full.stderr.count(b"\n") == 1
+
+
+def shell(line: str, place: Path) -> subprocess.CompletedProcess[bytes]:
+    line = line.replace("amago", f"{sys.executable} -P -m amago_cli", 1)
+    names: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(["bash", "-c", line], capture_output=True, check=False, env=names, cwd=place)
