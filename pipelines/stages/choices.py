@@ -114,8 +114,9 @@ class EnvFacts:
     (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max`
     of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
-    magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known). `one_by_one`:
-    actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor, resets included.
+    magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
+    `rewards_at_once`: rewards are frequent, and actions do not change what is observed later, as far as two ways to play
+    the same episode show. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str
@@ -139,6 +140,7 @@ class EnvFacts:
     observation_max: float = 0.0
     observation_min: float = 0.0
     reward_max: float = 0.0
+    rewards_at_once: bool = False
     step_seconds: float = 0.0
     has_gpu: bool = False
 
@@ -323,15 +325,20 @@ class Choices:
             number = f"{points**facts.action_size:,} actions"
             self.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
         if facts.action == "Discrete" or is_on_grid:
-            reason = "rewards reach earlier steps, except past actions that the policy avoids"
-            self.choose("agent.trace", "retrace", reason)
+            if facts.rewards_at_once:
+                reason = "rewards follow from the action before: later ones would only add noise"
+                self.choose("agent.trace", "none", reason)
+            else:
+                reason = "rewards reach earlier steps, except past actions that the policy avoids"
+                self.choose("agent.trace", "retrace", reason)
             reason = "holds the policy open where actions matter less than usual"
             self.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
         else:
             self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return
-        self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
+        if not facts.rewards_at_once:
+            self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
         if self.find("agent.sequence.kind", "transformer") == "transformer":
             self.choose("agent.sequence.position", "rope", "finds the step before by its distance")
         if not facts.has_images:  # which cannot be predicted

@@ -9,31 +9,34 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
-from pipelines.envs.env import Env
+from pipelines.envs.env import Env, Observation
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
 from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.spaces import Box, Ragged
+from pipelines.lake.spaces import Box, Discrete, Ragged
 from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, random_policy
-from pipelines.rollout.rollout import Recording, Rollout
+from pipelines.rollout.rollout import OnError, Recording, Rollout
 from pipelines.stages.choices import EnvFacts, Rates, round_digits
 from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
 _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
 _RECORDED_STEPS = 40  # of every actor, for the windows of these updates
+_OPENING_STEPS, _OPENING_SECONDS = 256, 0.5  # of an episode that is played twice, and of the second time
+_LEAST_COMPARED = 8  # steps of both
+_OFTEN = 0.25  # share of steps with a reward
 _STAGE = "measure"
 
 
@@ -54,10 +57,13 @@ def measure_env(
     environment of the user's own runs in a process that it may crash. Errors are those of the environment.
     """
     processes = int(is_users(env.name or "") or collect.env_timeout_seconds > 0)
-    with contextlib.closing(make_env(env, actors=1, seed=seed, workers=processes, listener=listener)) as one:
+    limit = collect.env_timeout_seconds
+    with contextlib.closing(
+        make_env(env, actors=1, seed=seed, workers=processes, timeout_seconds=limit, listener=listener)
+    ) as one:
         actors = _ACTORS if one.steps_one_by_one else _BATCHED_ACTORS
         one_by_one = one.steps_one_by_one
-    limit = collect.env_timeout_seconds
+        again = _play_opening(one, action_mask, seed=seed + 1, on_env_error=collect.on_env_error, listener=listener)
     with contextlib.closing(
         make_env(env, actors=actors, seed=seed, workers=processes, timeout_seconds=limit, listener=listener)
     ) as played:
@@ -95,9 +101,57 @@ def measure_env(
         observation_max=round_digits(probe.observation_max),
         observation_min=round_digits(probe.observation_min),
         reward_max=round_digits(probe.reward_max),
+        rewards_at_once=again is not None and probe.reward_share >= _OFTEN and again.equals(probe.opening),
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
     )
+
+
+def _play_opening(env: Env, action_mask: str, *, seed: int, on_env_error: OnError, listener: Listener) -> _Opening | None:
+    """Play the beginning of the first episode by random choices of `seed`; None where actions are no choices, or where
+    actors are stepped as one batch, which may take long to begin."""
+    spec = env.spec
+    if not (env.steps_one_by_one and isinstance(spec.spaces.action, Discrete)):
+        return None
+    played = _Opening(random_policy(spec.spaces, seed=seed, action_mask=action_mask or spec.action_mask).policy)
+    rollout, began = Rollout(env, played, on_env_error=on_env_error), time.monotonic()
+    listener(rollout.stepping)
+    while not played.is_over and time.monotonic() - began < _OPENING_SECONDS:
+        rollout.step()
+    rollout.settle()
+    return played
+
+
+class _Opening:
+    """A policy that notes what the first actor observes in its first episode until its end, which is None, or for some steps."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._seen: list[Observation | None] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to note."""
+        return len(self._seen) >= _OPENING_STEPS or (bool(self._seen) and self._seen[-1] is None)
+
+    def equals(self, other: _Opening) -> bool:
+        """Whether both observed the same, as long as both were played."""
+
+        def match(one: Observation | None, two: Observation | None) -> bool:
+            if one is None or two is None:
+                return one is two
+            return all(np.array_equal(one[name], two[name]) for name in one)
+
+        compared = min(len(self._seen), len(other._seen))
+        return compared >= _LEAST_COMPARED and all(map(match, self._seen[:compared], other._seen))
+
+    def act(
+        self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
+    ) -> np.ndarray:
+        if not self.is_over:
+            ended = bool(self._seen) and time[0] == 0
+            self._seen.append(None if ended else {name: np.array(each[0]) for name, each in observation.items()})
+        return self._policy.act(observation, prev_action, prev_reward, time)
 
 
 class _PlayedEpisodes:
@@ -150,14 +204,21 @@ class _PlayedEpisodes:
 
 
 class _Probe:
-    """A policy that notes the largest magnitudes of observed numbers and of rewards, apart from images and choices."""
+    """A policy that notes the largest magnitudes of observed numbers and of rewards, apart from images and choices, how
+    often there are rewards, and how the first episode begins."""
 
     def __init__(self, policy: Policy, env: Env) -> None:
-        self._policy = policy
+        self.opening = _Opening(policy)
         spaces = env.spec.spaces.observation
         self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
         self.reward_max = 0.0
+        self._steps = self._rewarded = 0
+
+    @property
+    def reward_share(self) -> float:
+        """The share of steps whose reward was not 0."""
+        return self._rewarded / max(self._steps, 1)
 
     @property
     def observation_max(self) -> float:
@@ -171,17 +232,15 @@ class _Probe:
         return min(seen) if seen and math.isfinite(min(seen)) else 0.0
 
     def act(
-        self,
-        observation: Mapping[str, np.ndarray],
-        prev_action: np.ndarray,
-        prev_reward: np.ndarray,
-        time: np.ndarray,
+        self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
     ) -> np.ndarray:
         for name in self._columns:
             largest = self._largest[name]
             np.maximum(largest, np.abs(observation[name]).max(axis=0), out=largest)
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
-        return self._policy.act(observation, prev_action, prev_reward, time)
+        self._steps += int(np.count_nonzero(time))  # the reward before a first step is another episode's, and 0 here
+        self._rewarded += int(np.count_nonzero(prev_reward))
+        return self.opening.act(observation, prev_action, prev_reward, time)
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:

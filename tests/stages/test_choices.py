@@ -89,6 +89,7 @@ facts = st.builds(
     observation_max=st.floats(0, 1e6),
     observation_min=st.floats(0, 1e6),
     reward_max=st.floats(0, 1e6),
+    rewards_at_once=st.booleans(),
     step_seconds=st.floats(1e-7, 0.1),
 )
 rates = st.builds(Rates, update_seconds=st.floats(1e-3, 2), collect_seconds=st.floats(1e-6, 0.05))
@@ -245,6 +246,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CHEETAH, "train.context_length", 8),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
+        (replace(CARTPOLE, rewards_at_once=True), "agent.trace", "none"),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (LAKE, "agent.timestep.normalize", False),
         (PENDULUM, "agent.timestep.normalize", True),

@@ -140,6 +140,48 @@ def test_facts_of_spaces() -> None:
     assert (lake.action, lake.num_attempts, lake.one_by_one, lake.has_success) == ("Discrete", 3, False, True)
 
 
+class Quiz(gymnasium.Env):
+    """Numbers of the seed to name, one a step. `late`: all rewards come at the end; `moved`: what was answered is shown
+    after ten questions; `ending`: a wrong answer after ten questions ends the episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 3, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, rule: str = "") -> None:
+        self.rule = rule
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.numbers, self.right = self.np_random.integers(3, size=21), 0
+        return self._show(0), {}
+
+    def _show(self, time: int) -> np.ndarray:
+        self.time = time
+        return np.array([self.numbers[time]], np.float32)
+
+    def step(self, action):
+        is_right = action == self.numbers[self.time]
+        self.right += is_right
+        shown, over = self._show(self.time + 1), self.time == 20
+        if self.rule == "moved" and self.time > 10:
+            shown = np.array([action], np.float32)
+        if self.rule == "ending" and self.time > 10:
+            over = over or not is_right
+        reward = (self.right if over else 0.0) if self.rule == "late" else float(is_right)
+        return shown, reward, over, False, {}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False)])
+def test_rewards_at_once_where_no_action_changes_what_follows(rule: str, at_once: bool) -> None:
+    assert measured("tests.stages.test_make_recipe:Quiz", rule=rule).rewards_at_once == at_once
+
+
+def test_actions_change_what_follows_in_control_tasks() -> None:
+    assert not measured("gym:CartPole-v1", seconds=0.1).rewards_at_once
+    assert not measured("gym:Pendulum-v1", seconds=0.1).rewards_at_once
+
+
 @pytest.mark.system
 def test_measuring_can_be_interrupted() -> None:
     heard: list[Event] = []
