@@ -22,7 +22,7 @@ from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list
 from pipelines.lake.footer import Footer, hash_names, prefetch_footers, read_footer, uid_array
 from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
-from pipelines.lake.uids import UidSet, positions
+from pipelines.lake.uids import UidSet, contains, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -247,9 +247,9 @@ class LiveTable:
                 if not self.files.get(id):  # taken in again, as if it was new
                     self._known.discard(id)
                     self._new.add(id)
-            for number in self.files.get(id, ()) if id in self.log.dead else ():
-                segment = self.segments[number]
-                self._reduce(segment, self.log.select_unexpired(id, segment.uids))
+            dead = self.log.find_dead(id) if self.files.get(id) else ()
+            for segment in (self.segments[number] for number in self.files.get(id, ())) if len(dead) else ():
+                self._reduce(segment, ~contains(dead, segment.uids))
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read the footers of the segments among `ids` that were rewritten from others."""

@@ -22,7 +22,10 @@ def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return (n,) bool: which of `wanted` are in a sorted array."""
     if not len(ordered):
         return np.zeros(len(wanted), dtype=bool)
-    return ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
+    known, given = halves(ordered), halves(wanted)
+    place = np.minimum(known.place(given), len(ordered) - 1)
+    found: np.ndarray = ~known.at(place).differ(given)
+    return found
 
 
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
