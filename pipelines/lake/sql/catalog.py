@@ -73,6 +73,7 @@ select episode, list(uid order by chunk) as uids, count(*) as chunks,
        max(t_commit) as t_commit
 from trajectories where episode <> uid group by episode
 """
+# A view excludes one column at a time: the order of several in its SQL may change when the file is opened again.
 TABLES = f"""
 create schema bookkeeping;
 create table bookkeeping.about (version integer, lake varchar);
@@ -90,7 +91,8 @@ create table segments (
     segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
     expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
 create view trajectories as
-    select * exclude (expired, live) replace (coalesce(nullif(episode, ''), uid) as episode) from bookkeeping.rows where live;
+    select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode)
+    from (select * exclude (expired) from bookkeeping.rows where live);
 create view episodes as {_EPISODES};
 create view histories as
     select history, any_value(task) as task, count(*) as episodes, arg_min("return", history_index) as first_return,
