@@ -28,7 +28,7 @@ from pipelines.files.json import Form
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.folders import LOG, REWRITTEN, read_stamp
 from pipelines.lake.storage import LocalStorage, Storage
-from pipelines.lake.uids import contains, raw_uids
+from pipelines.lake.uids import contains, raw_uids, unite
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -271,9 +271,8 @@ class LakeLog:
             self.whole.add(id)
             self.removals.setdefault(id, why)
         for id, uids in entry.trajectories.items():
-            raw = np.unique(raw_uids(uids))
             self.removals.setdefault(id, why)
-            self.dead[id] = np.union1d(self.dead[id], raw) if id in self.dead else raw
+            self.dead[id] = unite([self.dead.get(id, _NONE), raw_uids(uids)])
         self.steps.update(entry.steps)
         for id, damage in entry.quarantine.items():
             self._touched |= {id, *self.moved}
@@ -332,8 +331,8 @@ class LakeLog:
         when they are asked for, since a merged segment may have a thousand sources.
         """
         found = [self.find_dead(new) for new in self._targets.get(id, ())]
-        found = [uids for uids in (self.dead.get(id, _NONE), *found) if len(uids)]
-        return np.unique(np.concatenate(found)) if len(found) > 1 else (found or [_NONE])[0]
+        own = self.dead.get(id, _NONE)
+        return unite([own, *found]) if any(map(len, found)) else own
 
     def ignore(self, id: str) -> set[str]:
         """Let the segments that an unreadable one was rewritten from count again, as far as they are there; return the

@@ -28,6 +28,15 @@ def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return found
 
 
+def unite(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Join arrays of uids ("S16") into a sorted one without duplicates. `np.unique` hashes texts, which takes five times
+    as long."""
+    ordered = np.sort(np.concatenate([np.zeros(0, "S16"), *parts]))
+    first = np.ones(len(ordered), dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
+
+
 def raw_uids(uids: Sequence[str]) -> np.ndarray:
     """Convert uids of 32 hex digits to "S16" (n,)."""
     return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")

@@ -167,9 +167,8 @@ where base_uid is null and not expired and uid in (from wanted_bases)
 """
 # The rows of some segments that have expired, or no longer have, since they were written.
 _WRONG = """
-select rowid as place, uid, expired from bookkeeping.rows r
-where segment in (select segment from altered)
-      and expired <> exists (from dead d where d.segment = r.segment and d.uid = r.uid)
+select r.rowid as place, r.uid from bookkeeping.rows r join altered a using (segment)
+where r.expired <> exists (from dead d where d.number = a.number and d.uid = r.uid)
 """
 _COUNT_EXPIRED = """
 update segments s set expired = coalesce(counted.expired, 0) from
@@ -531,15 +530,13 @@ class _IndexUpdate:
         """Mark which rows of segments have expired; `altered` are their new states."""
         if not altered:
             return
-        connection, dead = self._connection, {id: self._log.find_dead(id) for id in altered}
-        uids = np.concatenate(list(dead.values()))
-        segments = np.repeat(np.array(list(dead), dtype=object), [len(some) for some in dead.values()])
+        connection, dead = self._connection, [self._log.find_dead(id) for id in altered]
+        numbers, uids = np.repeat(np.arange(len(dead)), [len(some) for some in dead]), np.concatenate(dead)
         raw = pa.Array.from_buffers(pa.binary(16), len(uids), [None, pa.py_buffer(uids.tobytes())])
-        connection.register("altered", pa.table({"segment": list(altered), "state": list(altered.values())}))
-        connection.register("dead_uids", pa.table({"segment": pa.array(segments, pa.string()), "uid": raw}))
-        connection.execute(
-            "create or replace temp table dead as select distinct segment, lower(hex(uid)) as uid from dead_uids"
-        )
+        states = {"segment": list(altered), "state": list(altered.values()), "number": np.arange(len(altered))}
+        connection.register("altered", pa.table(states))
+        connection.register("dead_uids", pa.table({"number": numbers, "uid": raw}))
+        connection.execute("create or replace temp table dead as select number, lower(hex(uid)) as uid from dead_uids")
         connection.unregister("dead_uids")
         connection.execute(f"create or replace temp table wrong as {_WRONG}")
         changed = connection.execute("select unhex(uid) as uid from wrong").to_arrow_table()
