@@ -110,9 +110,10 @@ class LakeLog:
     """The log of a lake, replayed: which segments and trajectories no longer count. A refresh reads what is new.
 
     `last`: number of the newest file; `names`: of all files. `whole`: segments that expired as a whole; `dead`: expired
-    uids ("S16", sorted) by the segment for which the log names them (see `find_dead`); `moved`, `added`, `quarantined`, `steps` as of `LogEntry`. `problems`: files
-    that are damaged or missing, which are reported to `listener` and passed over: what they removed counts again, and
-    so does every rewritten segment that is there, since each trajectory counts once.
+    uids ("S16", sorted) of other segments, as the log names them (`find_dead` knows all); `moved`, `added`,
+    `quarantined`, `steps` as of `LogEntry`. `problems`: files that are damaged or missing, which are reported to
+    `listener` and passed over: what they removed counts again, and so does every rewritten segment that is there, since
+    each trajectory counts once.
     """
 
     storage: Storage
@@ -138,7 +139,9 @@ class LakeLog:
         self._stamp: int | None = None
         self._unreadable: set[str] = set()  # rewritten segments that this process cannot read
         self._sources: dict[str, list[str]] = {}  # by the segment that was rewritten from them
-        self._targets: dict[str, list[str]] = {}  # the reverse; several if one was quarantined and it was rewritten again
+        self._targets: dict[
+            str, list[str]
+        ] = {}  # the reverse; several if one was quarantined and it was rewritten again
         self._touched: set[str] = set()
         self._own = f"-{REWRITTEN}.{self.lake_id[:8]}."
 

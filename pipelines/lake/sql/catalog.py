@@ -432,10 +432,7 @@ class _IndexUpdate:
         ids = sorted({*found, *(id for id in log.added if not log.hides(id))})
         self._ignore_unreadable(ids, known)
         # The state of a segment changes when trajectories of it expire.
-        states = {
-            id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.find_dead(id).tobytes()):08x}"
-            for id in ids
-        }
+        states = {id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.find_dead(id).tobytes()):08x}" for id in ids}
         kept = {
             id
             for id, state in known.items()
