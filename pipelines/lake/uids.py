@@ -29,8 +29,8 @@ def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def unite(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Join arrays of uids ("S16") into a sorted one without duplicates. `np.unique`, which hashes texts, takes five times
-    as long.
+    """Join arrays of uids ("S16") into a sorted one without duplicates. `np.unique`, which hashes texts, takes five
+    times as long.
     """
     ordered = np.sort(np.concatenate([np.zeros(0, "S16"), *parts]))
     first = np.ones(len(ordered), dtype=bool)
