@@ -244,7 +244,7 @@ class LiveTable:
                 if not self.files.get(id):  # taken in again, as if it was new
                     self._known.discard(id)
                     self._new.add(id)
-            dead = self.log.find_dead(id) if self.files.get(id) else ()
+            dead = self.log.find_dead(id) if self.files.get(id) else np.zeros(0, "S16")
             for segment in (self.segments[number] for number in self.files.get(id, ())) if len(dead) else ():
                 self._reduce(segment, ~contains(dead, segment.uids))
 

@@ -360,8 +360,8 @@ class LakeLog:
         forgotten, forgot, now = False, self.forgot_at, time.time()
         for _, entry, _ in self._entries:
             moved = {old: self.find_final(new) for old, new in entry.moved.items() if old in ids}
-            for old, new in moved.items():
-                targets.setdefault(old, set()).add(new)
+            for source, target in moved.items():
+                targets.setdefault(source, set()).add(target)
             segments = [id for id in entry.segments if id in ids]
             # Sources of a segment are named only where the shorter log does not lead from them to it.
             trajectories = {
