@@ -206,6 +206,15 @@ def test_expiry_is_marked_in_the_index_and_no_footer_is_read_again(lake: Lake, m
     assert [uid for (uid,) in catalog.query(lake, names)[1]] == list(written)[1:3]
 
 
+def test_an_overlay_does_not_count_in_the_index_once_its_base_has_expired(lake: Lake) -> None:
+    base, other = fill(lake, [3, 4])
+    derive(lake, {base: {"reward": np.ones(4, dtype=np.float32)}})
+    assert len(catalog.query(lake, "select uid from trajectories")[1]) == 3
+    (segment,) = [id for id in list_all(lake.storage) if not id.endswith(".ovl")]
+    remove(lake, trajectories={segment: [base]})
+    assert catalog.query(lake, "select uid from trajectories")[1] == [(other,)]
+
+
 def test_a_quiet_folder_is_not_listed_again(lake: Lake, monkeypatch) -> None:
     fill(lake, [3, 4], seal_every=1)
     (hour,) = (lake.path / "segments").iterdir()
