@@ -196,16 +196,32 @@ def make_header(
     }
 
 
-def encode(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
+@dataclass(frozen=True)
+class PackedTable:
+    """A table of trajectories as a footer stores it: base64 of `packed` bytes, which unpack to `size` bytes."""
+
+    packed: bytes
+    size: int
+
+    @classmethod
+    def pack(cls, table: pa.Table) -> PackedTable:
+        """Compress a table by `TRAJECTORIES`, without holding its stream in memory."""
+        table, counted, sink = table.combine_chunks(), pa.MockOutputStream(), pa.BufferOutputStream()
+        with pa.ipc.new_stream(counted, TRAJECTORIES) as stream:
+            stream.write_table(table)
+        with (
+            pa.CompressedOutputStream(sink, "zstd") as compressed,
+            pa.ipc.new_stream(compressed, TRAJECTORIES) as stream,
+        ):
+            stream.write_table(table)
+        return cls(base64.b64encode(sink.getvalue()), counted.size())
+
+
+def encode(header: Mapping[str, Any], trajectories: pa.Table | PackedTable) -> dict[str, str]:
     """Encode a footer as the texts that Arrow stores."""
-    table = trajectories.combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
-        stream.write_table(table)
-    raw = sink.getvalue()
-    packed = base64.b64encode(pa.compress(raw, "zstd", asbytes=True))
-    text = json.dumps({**header, "trajectories_bytes": raw.size})
-    return {"amago": text, "trajectories": packed.decode(), "crc": _crc(text.encode(), packed)}
+    table = trajectories if isinstance(trajectories, PackedTable) else PackedTable.pack(trajectories)
+    text = json.dumps({**header, "trajectories_bytes": table.size})
+    return {"amago": text, "trajectories": table.packed.decode(), "crc": _crc(text.encode(), table.packed)}
 
 
 def _crc(text: bytes, packed: bytes) -> str:

@@ -22,7 +22,7 @@ from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list
 from pipelines.lake.footer import Footer, hash_names, prefetch_footers, read_footer, uid_array
 from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
-from pipelines.lake.uids import UidSet, positions
+from pipelines.lake.uids import UidSet, contains, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -122,6 +122,7 @@ class LiveTable:
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
         self._rewritten: dict[str, Footer] = {}  # of this refresh
+        self._opened = ""  # that of them whose trajectories were taken in last
         self._lost = False  # one of them was gone
         self.files: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
         self._settling: set[str] = set()  # hidden files that still have numbers
@@ -172,6 +173,7 @@ class LiveTable:
 
     def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
+        self._opened = ""
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
         changed = tuple(sorted(number for number in self._changed if number < before))
@@ -195,13 +197,8 @@ class LiveTable:
         return self._report_changes()
 
     def _admit_in_order(self, ids: Iterable[str]) -> None:
-        """Add segments in this order; those known are passed over."""
-        last = None
+        """Add segments in this order, overlays too; those known are passed over."""
         for id in ids:
-            file = self._where.get(id)
-            if last is not None and last != file:
-                self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
-            last = file if file in self._rewritten else None
             self._admit([id], patient=False)
 
     def look_back(self) -> None:
@@ -247,9 +244,9 @@ class LiveTable:
                 if not self.files.get(id):  # taken in again, as if it was new
                     self._known.discard(id)
                     self._new.add(id)
-            for number in self.files.get(id, ()) if id in self.log.dead else ():
-                segment = self.segments[number]
-                self._reduce(segment, self.log.select_unexpired(id, segment.uids))
+            dead = self.log.find_dead(id) if self.files.get(id) else np.zeros(0, "S16")
+            for segment in (self.segments[number] for number in self.files.get(id, ())) if len(dead) else ():
+                self._reduce(segment, ~contains(dead, segment.uids))
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read the footers of the segments among `ids` that were rewritten from others."""
@@ -357,6 +354,9 @@ class LiveTable:
             if self.log.hides(file):
                 self._hidden.add(file)
                 continue
+            if self._opened not in (file, ""):  # forget its decoded table, which is as large as all its uids and texts
+                self._rewritten[self._opened] = replace(self._rewritten[self._opened])
+            self._opened = file if file in self._rewritten else ""
             footer = self._rewritten.get(file) or self._footer(file)
             self._known.add(id)
             if footer is None:

@@ -28,7 +28,7 @@ from pipelines.files.json import Form
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.folders import LOG, REWRITTEN, read_stamp
 from pipelines.lake.storage import LocalStorage, Storage
-from pipelines.lake.uids import raw_uids
+from pipelines.lake.uids import contains, raw_uids, unite
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -37,6 +37,7 @@ _NAME = re.compile(r"[0-9]{12}\.json")
 _MANY = 64  # files, at which a log is restarted though nothing in it can be forgotten
 _FORGOTTEN = "names of expired segments that are gone were forgotten"
 _ATTEMPTS = 5  # to read a log that others restart meanwhile
+_NONE = np.zeros(0, "S16")
 _Uid = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -109,9 +110,10 @@ class LakeLog:
     """The log of a lake, replayed: which segments and trajectories no longer count. A refresh reads what is new.
 
     `last`: number of the newest file; `names`: of all files. `whole`: segments that expired as a whole; `dead`: expired
-    uids ("S16", sorted) of other segments; `moved`, `added`, `quarantined`, `steps` as of `LogEntry`. `problems`: files
-    that are damaged or missing, which are reported to `listener` and passed over: what they removed counts again, and
-    so does every rewritten segment that is there, since each trajectory counts once.
+    uids ("S16", sorted) of other segments, as the log names them (`find_dead` knows all); `moved`, `added`,
+    `quarantined`, `steps` as of `LogEntry`. `problems`: files that are damaged or missing, which are reported to
+    `listener` and passed over: what they removed counts again, and so does every rewritten segment that is there, since
+    each trajectory counts once.
     """
 
     storage: Storage
@@ -137,6 +139,9 @@ class LakeLog:
         self._stamp: int | None = None
         self._unreadable: set[str] = set()  # rewritten segments that this process cannot read
         self._sources: dict[str, list[str]] = {}  # by the segment that was rewritten from them
+        self._targets: dict[
+            str, list[str]
+        ] = {}  # the reverse; several if one was quarantined and it was rewritten again
         self._touched: set[str] = set()
         self._own = f"-{REWRITTEN}.{self.lake_id[:8]}."
 
@@ -263,15 +268,14 @@ class LakeLog:
             if self.moved.get(old) != new:
                 self.moved[old] = new
                 self._sources.setdefault(new, []).append(old)
+                self._targets.setdefault(old, []).append(new)
             self.removals.setdefault(old, why)
         for id in entry.segments:
             self.whole.add(id)
             self.removals.setdefault(id, why)
         for id, uids in entry.trajectories.items():
-            raw = raw_uids(uids)
             self.removals.setdefault(id, why)
-            for each in self._origins(id):  # they count again if this one is quarantined
-                self.dead[each] = np.union1d(self.dead.get(each, raw), raw)
+            self.dead[id] = unite([self.dead.get(id, _NONE), raw_uids(uids)])
         self.steps.update(entry.steps)
         for id, damage in entry.quarantine.items():
             self._touched |= {id, *self.moved}
@@ -322,7 +326,16 @@ class LakeLog:
         """Return (n,) bool: which of the `uids` ("S16") of a segment have not expired, whether or not it counts."""
         if id in self.whole:
             return np.zeros(len(uids), dtype=bool)
-        return ~np.isin(uids, self.dead[id]) if id in self.dead else np.ones(len(uids), dtype=bool)
+        return ~contains(self.find_dead(id), uids)
+
+    def find_dead(self, id: str) -> np.ndarray:
+        """Find the expired uids ("S16", sorted) of a segment that did not expire as a whole. What expires in a segment
+        expires in those that it was rewritten from: they count again if it is quarantined. Their uids are joined here,
+        when they are asked for, since a merged segment may have a thousand sources.
+        """
+        found = [self.find_dead(new) for new in self._targets.get(id, ())]
+        own = self.dead.get(id, _NONE)
+        return unite([own, *found]) if any(map(len, found)) else own
 
     def ignore(self, id: str) -> set[str]:
         """Let the segments that an unreadable one was rewritten from count again, as far as they are there; return the
@@ -342,24 +355,32 @@ class LakeLog:
         """Restart the log with what matters to a lake that has the segments `ids`, and delete older files; return
         whether that was necessary. Under the maintenance lease.
         """
-        kept, forgotten, forgot, now = [], False, self.forgot_at, time.time()
+        changes: list[dict[str, Any]] = []
+        targets: dict[str, set[str]] = {}  # that the shorter log knows
+        forgotten, forgot, now = False, self.forgot_at, time.time()
         for _, entry, _ in self._entries:
             moved = {old: self.find_final(new) for old, new in entry.moved.items() if old in ids}
+            for source, target in moved.items():
+                targets.setdefault(source, set()).add(target)
             segments = [id for id in entry.segments if id in ids]
-            dying = ((each, uids) for id, uids in entry.trajectories.items() for each in self._origins(id))
-            trajectories = {each: uids for each, uids in dying if each in ids}
+            # Sources of a segment are named only where the shorter log does not lead from them to it.
+            trajectories = {
+                each: uids
+                for id, uids in entry.trajectories.items()
+                for each in self._origins(id)
+                if each in ids and (each == id or id not in ids or id not in targets.get(each, ()))
+            }
             if len(segments) < len(entry.segments):
                 forgot = now
             forgotten |= len(moved) < len(entry.moved) or not entry.trajectories.keys() <= trajectories.keys()
             if moved or segments or trajectories:
-                kept.append(
-                    LogEntry(
-                        time=entry.time, reason=entry.reason,
-                        moved=moved, segments=segments, trajectories=trajectories,
-                    )
-                )  # fmt: skip
+                changes.append(
+                    {"time": entry.time, "reason": entry.reason}
+                    | {"moved": moved, "segments": segments, "trajectories": trajectories}
+                )
         if not (forgotten or forgot == now or len(self.names) > _MANY or self.problems):
             return False
+        kept = [LogEntry(**change) for change in changes]
         if forgot:
             kept.append(LogEntry(time=forgot, reason=_FORGOTTEN))
         kept.append(

@@ -22,7 +22,20 @@ def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return (n,) bool: which of `wanted` are in a sorted array."""
     if not len(ordered):
         return np.zeros(len(wanted), dtype=bool)
-    return ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
+    known, given = halves(ordered), halves(wanted)
+    place = np.minimum(known.place(given), len(ordered) - 1)
+    found: np.ndarray = ~known.at(place).differ(given)
+    return found
+
+
+def unite(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Join arrays of uids ("S16") into a sorted one without duplicates. `np.unique`, which hashes texts, takes five
+    times as long.
+    """
+    ordered = np.sort(np.concatenate([np.zeros(0, "S16"), *parts]))
+    first = np.ones(len(ordered), dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
 
 
 def raw_uids(uids: Sequence[str]) -> np.ndarray:

@@ -11,6 +11,7 @@ images    64x64x3 and 84x84x4 frames against npz, plain and compressed
 writing   appends, MB/s, commits a second by one and by eight processes, against npz files, HDF5 and bare fsyncs
 refresh   100 new trajectories beside 1,000, 100,000 and 1,000,000 others: a follower, and the SQL index
 index     the SQL index at a million trajectories, --large: ten million
+maintenance  expiry by SQL, merging, and the index after them, at a hundred thousand and a million trajectories
 pages     what `amago view` asks of a million trajectories: pages, filters, the curve
 overlay   new rewards: bytes, and the speed of sampling through them
 relabel   relabelling trajectories of 500 steps: how many a second, and bytes of the overlays
@@ -57,6 +58,7 @@ def main() -> None:
         "writing": lambda folder: writing.writing(folder, count),
         "refresh": lambda folder: growth.refresh(folder, [1_000, 100_000, 1_000_000]),
         "index": lambda folder: growth.index(folder, [1_000_000, *([10_000_000] if options.large else [])]),
+        "maintenance": lambda folder: growth.maintenance(folder, [100_000, 1_000_000]),
         "pages": lambda folder: growth.pages(folder, 1_000_000),
         "overlay": lambda folder: sampling.overlay(folder, count),
         "relabel": lambda folder: relabelling.relabelling(folder, count),

@@ -19,7 +19,12 @@ def compact(
         typer.Option(metavar="SIZE", parser=size, help="Merge segments below this size. [default: half of --target]"),
     ] = None,
     target: Annotated[
-        int, typer.Option(metavar="SIZE", parser=size, help="Size of merged segments; also the memory needed.")
+        int,
+        typer.Option(
+            metavar="SIZE",
+            parser=size,
+            help="Size of merged segments. Merging takes up to five times this memory, and 0.1 KB for each trajectory.",
+        ),
     ] = "128MiB",  # type: ignore[assignment]
     settle: Annotated[
         float,

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from pipelines.files.atomic import explain_errors
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import REWRITTEN, FolderChooser
+from pipelines.lake.footer import Footer, PackedTable
 from pipelines.lake.log import Held, LogEntry, append, find_last_number, lease
 from pipelines.lake.maintenance.files import GRACE_SECONDS, File, FileTable, SweepResult, sweep
 from pipelines.lake.maintenance.retention import expire_orphans
@@ -183,16 +184,18 @@ def group_runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) ->
 _CACHE_BYTES = 8 << 20  # of decoded wide rows, for each file that is being read
 
 
-@dataclass(frozen=True)
+@dataclass
 class _SoundPart:
-    """A segment to rewrite that was read and verified: which trajectories `keep` (n,) bool, and their rows in `file`,
-    `spans` [start, stop), neighbours joined.
+    """A segment to rewrite that was read and verified: which trajectories `keep` (n,) bool, their rows in `file`,
+    `spans` [start, stop), neighbours joined, and the `table` of them by `TRAJECTORIES`. `footer` has no decoded table.
     """
 
     id: str
     keep: np.ndarray
     file: SegmentFile
+    footer: Footer
     spans: tuple[tuple[int, int], ...]
+    table: pa.Table | None
 
     @classmethod
     def open(cls, lake: Lake, id: str, keep: np.ndarray) -> _SoundPart:
@@ -203,14 +206,17 @@ class _SoundPart:
         file.require_cover()
         if not np.array_equal(file.check_trajectories(keep), keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
-        rows = file.footer.trajectories["length"].to_numpy() + 1
+        table = file.footer.trajectories
+        rows = table["length"].to_numpy() + 1
         stops = np.cumsum(rows)[keep]
         spans: list[tuple[int, int]] = []
         for start, stop in zip((stops - rows[keep]).tolist(), stops.tolist(), strict=True):
             if spans and spans[-1][1] == start:
                 start = spans.pop()[0]
             spans.append((start, stop))
-        return cls(id, keep, file, tuple(spans))
+        footer = replace(file.footer, packed=b"")
+        del file.footer  # decoded again if anything asks for it
+        return cls(id, keep, file, footer, tuple(spans), table if keep.all() else table.filter(pa.array(keep)))
 
 
 @dataclass(frozen=True)
@@ -278,7 +284,15 @@ class _WideColumn:
 
 
 def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int) -> RewriteResult:
-    first = sources[0].file.footer
+    first = sources[0].footer
+    # The table is packed first: where trajectories are short, it is as large as the columns.
+    table = pa.concat_tables([source.table for source in sources])
+    for source in sources:
+        source.table = None
+    place, lengths = footers.TRAJECTORIES.get_field_index("row0"), table["length"].to_numpy() + 1
+    row0 = pa.array(np.cumsum(lengths) - lengths)
+    count, packed = table.num_rows, PackedTable.pack(table.set_column(place, footers.TRAJECTORIES.field(place), row0))
+    del table, lengths, row0
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
     values: dict[str, Any] = {}
@@ -288,17 +302,13 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
             continue
         kept = [source.file.columns[column.name][a:b] for source in sources for a, b in source.spans]
         values[column.name] = column.as_stored(np.concatenate(kept) if len(kept) > 1 else kept[0])
-    table = pa.concat_tables([source.file.footer.trajectories.filter(pa.array(source.keep)) for source in sources])
-    place, lengths = footers.TRAJECTORIES.get_field_index("row0"), table["length"].to_numpy() + 1
-    row0 = pa.array(np.cumsum(lengths) - lengths)
-    table = table.set_column(place, footers.TRAJECTORIES.field(place), row0)
     # Of each replaced segment, indirect ones included: the index of its first trajectory, and their number.
     replaces, done = {}, 0
     for source in sources:
         before = np.concatenate([[0], np.cumsum(source.keep)]).tolist()
-        for old in source.file.footer.replaces:
-            begin, count = source.file.footer.part(old)
-            replaces[old] = (done + before[begin], before[begin + count] - before[begin])
+        for old in source.footer.replaces:
+            begin, number = source.footer.part(old)
+            replaces[old] = (done + before[begin], before[begin + number] - before[begin])
         replaces[source.id] = (done, before[-1])
         done += before[-1]
     writer = f"{REWRITTEN}.{lake.id[:8]}.{os.getpid():x}.{secrets.token_hex(4)}"
@@ -312,7 +322,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
             rows=rows,
             columns={name: v.crc if isinstance(v, _WideColumn) else checksum(v) for name, v in values.items()},
         )
-        return footers.encode({**header, "replaces": replaces}, table)
+        return footers.encode({**header, "replaces": replaces}, packed)
 
     staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
     try:
@@ -324,4 +334,4 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     held()
     moved = {source.id: id for source in sources}
     append(lake.storage, LogEntry(time=time.time(), reason="rewritten", moved=moved), after=position)
-    return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
+    return RewriteResult(id, tuple(source.id for source in sources), count)

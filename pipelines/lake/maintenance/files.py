@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Progress, silent
@@ -148,18 +149,20 @@ class FileTable:
     def _read(self, id: str) -> File:
         footer = read_footer(self.lake.storage, id)
         table, overlay = footer.trajectories, footer.is_overlay
+        names = pc.fill_null(table["collector"], "").combine_chunks().dictionary_encode()
+        # Copies, since a view of one column would keep the footer's whole table: five times as much memory.
         return File(
             id=id,
             kind=(footer.header["schema"], overlay, footer.columns),
             bytes=stored_bytes(self.lake.storage, id),
             replaces={old: footer.part(old) for old in footer.replaces},
-            uids=footer.uids(),
-            steps=table["length"].to_numpy(),
-            times=table["t_commit"].to_numpy(),
-            collectors=np.array([str(name or "") for name in table["collector"].to_pylist()], dtype=object),
+            uids=footer.uids().copy(),
+            steps=table["length"].to_numpy().copy(),
+            times=table["t_commit"].to_numpy().copy(),
+            collectors=np.array(names.dictionary.to_pylist(), dtype=object)[names.indices.to_numpy()],
             episodes=footer.episodes(),
             base_ids=np.array(table["base_segment"].to_pylist() if overlay else [], dtype=object),
-            base_uids=uid_array(table["base_uid"]) if overlay else np.zeros(0, "S16"),
+            base_uids=uid_array(table["base_uid"]).copy() if overlay else np.zeros(0, "S16"),
             alive=np.zeros(table.num_rows, dtype=bool),
         )
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _T = TypeVar("_T")
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 _WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # sorting may spill
 _SAME = (
     "schema", "env", "task", "source", "policy_id", "collector", "seed", "goal_text", "base_uid", "relabel_method",
@@ -72,6 +73,7 @@ select episode, list(uid order by chunk) as uids, count(*) as chunks,
        max(t_commit) as t_commit
 from trajectories where episode <> uid group by episode
 """
+# A view excludes one column at a time: the order of several in its SQL may change when the file is opened again.
 TABLES = f"""
 create schema bookkeeping;
 create table bookkeeping.about (version integer, lake varchar);
@@ -84,12 +86,13 @@ create table bookkeeping.rows (
     goal_text varchar, t_start double, t_end double, episode varchar, chunk bigint, first_step bigint,
     continues boolean, history varchar, history_index bigint,
     t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
-    relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+    relabel_method varchar, crc uinteger, tags map(varchar, varchar), expired boolean, live boolean);
 create table segments (
     segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
     expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
 create view trajectories as
-    select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode) from bookkeeping.rows where live;
+    select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode)
+    from (select * exclude (expired) from bookkeeping.rows where live);
 create view episodes as {_EPISODES};
 create view histories as
     select history, any_value(task) as task, count(*) as episodes, arg_min("return", history_index) as first_return,
@@ -141,11 +144,12 @@ _SUMMARY = f"""{TOTALS}
        (select coalesce(list(distinct env order by env), []) from trajectories) as environments
 """
 _REMEMBERED = """
-select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
+select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows
+where segment = ? and not expired order by row0
 """
 ADD = """
 insert into bookkeeping.rows by name
-select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
+select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), not expired as live from new_rows
 """
 _IN_SIGHT = """
 select segment, coalesce(s.trajectories, 0)::bigint as trajectories
@@ -155,9 +159,23 @@ where f.state <> ?
 # The rows whose liveness may have changed.
 _TOUCHED = """
 select rowid as place, unhex(uid) as uid, base_uid, live from bookkeeping.rows
-where uid in (from touched) or base_uid in (from touched)
+where not expired and (uid in (from touched) or base_uid in (from touched))
 """
-_BASES = "select distinct uid from bookkeeping.rows where base_uid is null and uid in (from wanted_bases)"
+_BASES = """
+select distinct uid from bookkeeping.rows
+where base_uid is null and not expired and uid in (from wanted_bases)
+"""
+# The rows of some segments that have expired, or no longer have, since they were written.
+_WRONG = """
+select r.rowid as place, r.uid from bookkeeping.rows r join altered a using (segment)
+where r.expired <> exists (from dead d where d.number = a.number and d.uid = r.uid)
+"""
+_COUNT_EXPIRED = """
+update segments s set expired = coalesce(counted.expired, 0) from
+    (select segment, count(*) filter (expired) as expired from bookkeeping.rows
+     where segment in (select segment from altered) group by segment) as counted
+where s.segment = counted.segment
+"""
 
 
 class FolderListing(NamedTuple):
@@ -321,7 +339,7 @@ class SqlIndex:
 
     def recall_uids(self, segment: str) -> list[str]:
         """Return the uids that the index, without being updated, has for a segment; none if it cannot be read."""
-        found = self._recall("select uid from bookkeeping.rows where segment = ?", [segment])
+        found = self._recall("select uid from bookkeeping.rows where segment = ? and not expired", [segment])
         return [] if found is None else found["uid"].to_pylist()
 
     def recall_segments(self) -> dict[str, int]:
@@ -414,10 +432,7 @@ class _IndexUpdate:
         ids = sorted({*found, *(id for id in log.added if not log.hides(id))})
         self._ignore_unreadable(ids, known)
         # The state of a segment changes when trajectories of it expire.
-        states = {
-            id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
-            for id in ids
-        }
+        states = {id: _HIDDEN if log.hides(id) else f"{zlib.crc32(log.find_dead(id).tobytes()):08x}" for id in ids}
         kept = {
             id
             for id, state in known.items()
@@ -425,8 +440,16 @@ class _IndexUpdate:
             # An unreadable one is read again once its folder has changed.
             and (state == states[id] or (state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed))
         }
+        # Only trajectories in them have expired: their rows are marked, and their footers need not be read again.
+        altered = {
+            id: states[id]
+            for id, state in known.items()
+            if id in states and id not in kept and not {state, states[id]} & {_HIDDEN, _UNREADABLE}
+        }
+        kept |= altered.keys()
         connection.begin()
         self._forget(known.keys() - kept)
+        self._mark(altered)
         new = [id for id in ids if id not in kept]
         hidden = [{"segment": id, "state": _HIDDEN, "problem": ""} for id in new if states[id] == _HIDDEN]
         self._insert("bookkeeping.files", hidden)
@@ -468,7 +491,7 @@ class _IndexUpdate:
                 segments.append(facts | {"bytes": stored_bytes(self._lake.storage, id)})
                 for name, value in (("segment", id), ("schema", header["schema"])):
                     table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
-                rows.append(table if alive.all() else table.filter(pa.array(alive)))
+                rows.append(table.append_column("expired", pa.array(~alive)))
                 count += len(alive)
                 files.append(file)
             except FileNotFoundError:  # swept since it was listed
@@ -499,6 +522,31 @@ class _IndexUpdate:
             connection.execute(f"delete from {name} where segment in (from gone)")
         connection.unregister("gone")
         self._settle(uids)
+
+    def _mark(self, altered: Mapping[str, str]) -> None:
+        """Mark which rows of segments have expired; `altered` are their new states."""
+        if not altered:
+            return
+        connection, dead = self._connection, [self._log.find_dead(id) for id in altered]
+        numbers, uids = np.repeat(np.arange(len(dead)), [len(some) for some in dead]), np.concatenate(dead)
+        raw = pa.Array.from_buffers(pa.binary(16), len(uids), [None, pa.py_buffer(uids.tobytes())])
+        states = {"segment": list(altered), "state": list(altered.values()), "number": np.arange(len(altered))}
+        connection.register("altered", pa.table(states))
+        connection.register("dead_uids", pa.table({"number": numbers, "uid": raw}))
+        connection.execute("create or replace temp table dead as select number, lower(hex(uid)) as uid from dead_uids")
+        connection.unregister("dead_uids")
+        connection.execute(f"create or replace temp table wrong as {_WRONG}")
+        changed = connection.execute("select unhex(uid) as uid from wrong").to_arrow_table()
+        connection.execute(
+            "update bookkeeping.rows set expired = not expired, live = false where rowid in (select place from wrong)"
+        )
+        connection.execute(_COUNT_EXPIRED)
+        connection.execute(
+            "update bookkeeping.files f set state = altered.state from altered where f.segment = altered.segment"
+        )
+        connection.execute("drop table dead; drop table wrong")
+        connection.unregister("altered")
+        self._settle(changed)
 
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:

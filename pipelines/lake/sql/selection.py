@@ -89,6 +89,7 @@ def choose_rows(rows: pa.Table, where: str, weight: str, limits: QueryLimits) ->
     connection = catalog.make_empty_index(limits.megabytes)
     for name in ("segment", "schema"):
         rows = rows.append_column(name, pa.repeat(pa.scalar("", pa.string()), rows.num_rows))
+    rows = rows.append_column("expired", pa.repeat(pa.scalar(False), rows.num_rows))
     connection.begin()
     try:
         connection.register("new_rows", rows)

@@ -30,6 +30,7 @@ assert PLAIN.step_bytes == 101
 CRAFTER = Schema(Spaces(observation={"obs": Box(shape=(64, 64, 3), dtype="uint8")}, action=Discrete(n=17)))
 ATARI = Schema(Spaces(observation={"obs": Box(shape=(84, 84, 4), dtype="uint8")}, action=Discrete(n=18)))
 TINY = Schema(Spaces(observation={"obs": Box(shape=(), dtype="uint8")}, action=Discrete(n=2)))
+SMALL = Schema(Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=2)))
 HOURS = [f"2026{month:02d}{day:02d}{hour:02d}" for month in (1, 2) for day in range(1, 29) for hour in range(24)]
 Figures = dict[str, Any]
 

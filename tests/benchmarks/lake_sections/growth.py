@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from lake_sections.common import HOURS, TINY, Section, add_segment, timed
+from lake_sections.common import HOURS, SMALL, TINY, Section, add_segment, timed
 from pipelines.data.view import View
 from pipelines.lake.folders import FULL
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.view.viewer import LakeViewer
 
 QUERIES = {
@@ -81,6 +87,66 @@ def index(folder: Path, sizes: list[int]) -> Section:
                 seconds.append(time.perf_counter() - begun)
             section.figures[f"{size:,}: {name}, ms"] = 1e3 * min(seconds)
     section.notes.append("a query includes looking for what is new")
+    return section
+
+
+# Commands on a lake, each in a process of its own, one after the other.
+_MAINTENANCE = {
+    "open": "",
+    "build the index": "catalog.refresh(lake)",
+    "expire 10% by SQL": "retention.expire(lake, retention.RetentionLimits(where='seed % 10 = 0'))",
+    "index after it": "catalog.refresh(lake)",
+    "index, nothing new": "catalog.refresh(lake)",
+    "compact": "compaction.compact(lake)",
+    "index after merging": "catalog.refresh(lake)",
+    "expire 10% by SQL, merged": "retention.expire(lake, retention.RetentionLimits(where='seed % 10 = 1'))",
+    "index after it, merged": "catalog.refresh(lake)",
+    "rebuild the index": "catalog.rebuild(lake)",
+}
+_IMPORTS = """
+import sys
+from pipelines.lake.maintenance import compaction, retention
+from pipelines.lake.sql import catalog
+from pipelines.lake.store import Lake
+lake = Lake(sys.argv[1])
+"""
+
+
+def maintenance(folder: Path, sizes: list[int]) -> Section:
+    """Expiry, merging, and the index after them: CPU seconds and the peak of memory of each command, its helper process
+    included. A public writer builds the lake, of trajectories of 1 to 18 steps, 1,000 in a segment.
+    """
+    section = Section()
+    for size in sizes:
+        lake, rng = Lake.create(folder / str(size)), np.random.default_rng(0)
+        with lake.writer(SMALL, seal_seconds=1e9) as writer:
+            for number in range(size // 1000):
+                rows = rng.integers(2, 20, 1000)
+                values, ends = SMALL.empty(int(rows.sum())), np.cumsum(rows)
+                values["obs"][...] = rng.standard_normal(values["obs"].shape)
+                values["terminated"][ends - 1] = 1
+                seeds, tasks = rng.integers(0, 1 << 40, 1000).tolist(), rng.integers(0, 50, 1000).tolist()
+                infos = [
+                    TrajectoryInfo(env="bench", task=f"task {task}", policy_version=number, collector="c", seed=seed)
+                    for seed, task in zip(seeds, tasks, strict=True)
+                ]
+                writer.append_many(Trajectories(values, rows.tolist(), infos))
+                writer.seal()
+        for name, text in _MAINTENANCE.items():
+            child = subprocess.Popen([sys.executable, "-c", _IMPORTS + text, str(lake.path)])
+            _, status, usage = os.wait4(child.pid, 0)
+            if status:
+                raise RuntimeError(f"{name} failed")
+            section.figures[f"{size:,}: {name}, CPU s"] = usage.ru_utime + usage.ru_stime
+            section.figures[f"{size:,}: {name}, peak MiB"] = usage.ru_maxrss / 1024
+    for few, many in itertools.pairwise(sizes):
+        for name in list(_MAINTENANCE)[1:]:
+            less, more = (
+                max(section.figures[f"{size:,}: {name}, CPU s"] - section.figures[f"{size:,}: open, CPU s"], 0.01)
+                for size in (few, many)
+            )
+            section.figures[f"{name}, exponent from {few:,}"] = math.log(more / less) / math.log(many / few)
+    section.notes.append("memory includes mapped files; exponents are those of the time beyond opening the lake")
     return section
 
 

@@ -10,7 +10,9 @@ import pytest
 from pipelines.lake import footer, reading
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.folders import FolderChooser, is_rewritten, list_all, segment_key
-from pipelines.lake.log import LogEntry, append
+from pipelines.lake.log import LogEntry, append, list_files
+from pipelines.lake.maintenance.compaction import CompactionRules, compact, purge
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.segment import checksum, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
@@ -122,6 +124,26 @@ class Life:
             copy = self.lake.path / "segments" / hour / f"{stem[:-1]}{self.rng.choice(['', 'z'])}.arrow"
             copy.write_bytes((self.lake.path / segment_key(id)).read_bytes())
 
+    def expire_by_command(self) -> None:
+        count = int(self.rng.integers(1, 6))
+        grace = float(self.rng.choice([0.0, 600.0]))
+        expire(self.lake, RetentionLimits(where=f"length % 5 = {count - 1} and base_uid is null"), grace_seconds=grace)
+
+    def compact_by_command(self) -> None:
+        compact(self.lake, CompactionRules(settle_seconds=0.0), grace_seconds=float(self.rng.choice([0.0, 600.0])))
+
+    def purge(self) -> None:
+        purge(self.lake)
+
+    def lose_the_last_decision(self) -> None:
+        """What it removed counts again, until it is found."""
+        names = list_files(self.lake.storage)
+        if names:
+            path = self.lake.path / "log" / names[-1]
+            path.rename(self.lake.path / "aside")
+            catalog.refresh(self.lake)
+            (self.lake.path / "aside").rename(path)
+
 
 EVENTS = ["write", "write", "derive", "expire", "expire_whole", "compact", "sweep", "set_aside", "set_back"]
 
@@ -143,6 +165,54 @@ def test_the_index_equals_one_built_anew_after_anything(lake: Lake, tmp_path: Pa
         assert len(uids) == len(set(uids))
         if "publish_twice" not in events:
             assert sorted(reading.Reader(lake).uids()) == uids, event
+
+
+def read_index(lake: Lake) -> list[list[tuple]]:
+    """Every row of every table of the updated index, but for the listings of folders."""
+    with catalog.open_index(lake) as connection:
+        tables = ("bookkeeping.rows", "bookkeeping.files", "segments")
+        return [connection.execute(f"from {table} order by all").fetchall() for table in tables]
+
+
+@pytest.mark.system
+@pytest.mark.trials
+@pytest.mark.parametrize("seed", some(range(12), 1))
+def test_an_index_updated_many_times_equals_one_built_anew_row_by_row(lake: Lake, seed: int) -> None:
+    life = Life(lake, seed)
+    life.write()
+    events = ["write", "derive", "expire", "expire_by_command", "compact_by_command", "purge", "publish_twice"]
+    for _ in range(trials(15, quick=8)):
+        getattr(life, str(life.rng.choice([*events, "expire_by_command", "lose_the_last_decision"])))()
+        updated = read_index(lake)
+        catalog.SqlIndex(lake).path.rename(lake.path / "kept")
+        assert read_index(lake) == updated
+        (lake.path / "kept").rename(catalog.SqlIndex(lake).path)  # to be updated again
+
+
+def test_expiry_is_marked_in_the_index_and_no_footer_is_read_again(lake: Lake, monkeypatch) -> None:
+    """Also when it is undone: the last decision is lost, and found."""
+    written = fill(lake, [3, 4, 5, 6], seal_every=2)
+    catalog.refresh(lake)
+    names = "select uid from trajectories order by length"
+    monkeypatch.setattr(catalog, "read_footer", None)
+    expire(lake, RetentionLimits(where="length in (3, 6)"))
+    assert [uid for (uid,) in catalog.query(lake, names)[1]] == list(written)[1:3]
+    assert catalog.query(lake, "select expired from segments")[1] == [(1,), (1,)]
+    (entry,) = (lake.path / "log").iterdir()
+    entry.rename(lake.path / "aside")
+    assert [uid for (uid,) in catalog.query(lake, names)[1]] == list(written)
+    assert catalog.query(lake, "select expired from segments")[1] == [(0,), (0,)]
+    (lake.path / "aside").rename(entry)
+    assert [uid for (uid,) in catalog.query(lake, names)[1]] == list(written)[1:3]
+
+
+def test_an_overlay_does_not_count_in_the_index_once_its_base_has_expired(lake: Lake) -> None:
+    base, other = fill(lake, [3, 4])
+    derive(lake, {base: {"reward": np.ones(4, dtype=np.float32)}})
+    assert len(catalog.query(lake, "select uid from trajectories")[1]) == 3
+    (segment,) = [id for id in list_all(lake.storage) if not id.endswith(".ovl")]
+    remove(lake, trajectories={segment: [base]})
+    assert catalog.query(lake, "select uid from trajectories")[1] == [(other,)]
 
 
 def test_a_quiet_folder_is_not_listed_again(lake: Lake, monkeypatch) -> None:
