@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -266,6 +266,8 @@ class LakeLog:
         self._touched |= {*entry.added, *entry.moved.values(), *entry.moved, *entry.segments, *entry.trajectories}
         for old, new in entry.moved.items():
             if self.moved.get(old) != new:
+                if old in _walk(self._targets, new):  # nobody writes a cycle, which readers would follow for ever
+                    continue
                 self.moved[old] = new
                 self._sources.setdefault(new, []).append(old)
                 self._targets.setdefault(old, []).append(new)
@@ -290,9 +292,7 @@ class LakeLog:
 
     def _origins(self, id: str) -> Iterator[str]:
         """Yield a segment and those that it was rewritten from."""
-        yield id
-        for source in self._sources.get(id, ()):
-            yield from self._origins(source)
+        return _walk(self._sources, id)
 
     def hides(self, id: str) -> bool:
         """Return whether nothing of a segment counts: it expired, was rewritten or quarantined, or is the result of a
@@ -333,9 +333,8 @@ class LakeLog:
         expires in those that it was rewritten from: they count again if it is quarantined. Their uids are joined here,
         when they are asked for, since a merged segment may have a thousand sources.
         """
-        found = [self.find_dead(new) for new in self._targets.get(id, ())]
-        own = self.dead.get(id, _NONE)
-        return unite([own, *found]) if any(map(len, found)) else own
+        found = [self.dead[each] for each in _walk(self._targets, id) if each in self.dead]
+        return found[0] if len(found) == 1 else unite(found)
 
     def ignore(self, id: str) -> set[str]:
         """Let the segments that an unreadable one was rewritten from count again, as far as they are there; return the
@@ -525,3 +524,13 @@ def unprotect(lake: Lake, name: str = WHOLE) -> None:
                 hint=f"there are: {', '.join(known)}" if known else "nothing in it is protected",
             )
         append(lake.storage, LogEntry(time=time.time(), reason="no longer protected", protect={name: None}))
+
+
+def _walk(edges: Mapping[str, Sequence[str]], start: str) -> Iterator[str]:
+    """Yield `start` and what is reached from it, once each."""
+    waiting, known = [start], {start}
+    while waiting:
+        yield (id := waiting.pop())
+        new = [each for each in dict.fromkeys(edges.get(id, ())) if each not in known]
+        known.update(new)
+        waiting += reversed(new)

@@ -199,6 +199,29 @@ def test_a_damaged_log_loses_nothing_and_is_repaired(lake: Lake, how: str, which
     assert sorted(Reader(lake).uids()) == sorted(written)
 
 
+def test_readers_do_not_follow_a_foreign_log_in_circles(lake: Lake) -> None:
+    """Of the moves of a circle, the one that would close it is ignored."""
+    fill(lake, [3, 4], seal_every=1)
+    one, two = sorted(list_all(lake.storage))
+    for moved in ({one: one}, {one: two}, {two: one}, {one: "2026010203/x"}, {"2026010203/x": two}):
+        append(lake.storage, LogEntry(time=1.0, reason="rewritten", moved=moved))
+    log = read_log(lake.storage)
+    assert log.find_final(one) == two
+    assert {id: len(log.find_dead(id)) for id in (one, two)} == {one: 0, two: 0}
+    LiveTable(lake).refresh()
+    catalog.summary(lake)
+
+
+def test_segments_may_have_been_rewritten_thousands_of_times(lake: Lake) -> None:
+    names = [f"2026010203/{number:05}" for number in range(3000)]
+    uid = b"\1" * 16
+    append(lake.storage, LogEntry(time=1.0, reason="rewritten", moved=dict(itertools.pairwise(names))))
+    append(lake.storage, LogEntry(time=2.0, reason="expired", trajectories={names[-1]: [uid.hex()]}))
+    log = read_log(lake.storage)
+    assert [*log.find_dead(names[0])] == [uid]
+    assert [*log._origins(names[-1])] == names[::-1]
+
+
 def test_a_reader_that_slept_through_a_restart_keeps_order_and_place(lake: Lake) -> None:
     fill(lake, [3, 4, 5, 6], seal_every=1)
     follower = LiveTable(lake)
