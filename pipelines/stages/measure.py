@@ -107,7 +107,9 @@ def measure_env(
     )
 
 
-def _play_opening(env: Env, action_mask: str, *, seed: int, on_env_error: OnError, listener: Listener) -> _Opening | None:
+def _play_opening(
+    env: Env, action_mask: str, *, seed: int, on_env_error: OnError, listener: Listener
+) -> _Opening | None:
     """Play the beginning of the first episode by random choices of `seed`; None where actions are no choices, or where
     actors are stepped as one batch, which may take long to begin."""
     spec = env.spec
@@ -123,7 +125,8 @@ def _play_opening(env: Env, action_mask: str, *, seed: int, on_env_error: OnErro
 
 
 class _Opening:
-    """A policy that notes what the first actor observes in its first episode until its end, which is None, or for some steps."""
+    """A policy that notes what the first actor observes in its first episode: for some steps, or until its end, which is
+    None."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
