@@ -116,8 +116,8 @@ class EnvFacts:
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
     `rewards_at_once`: rewards are frequent, and actions do not change what is observed later, as far as two ways to
-    play the same episode show. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step
-    of one actor, resets included.
+    play the same episode show. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a
+    step of one actor, resets included.
     """
 
     name: str

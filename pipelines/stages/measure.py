@@ -125,8 +125,8 @@ def _play_opening(
 
 
 class _Opening:
-    """A policy that notes what the first actor observes in its first episode: for some steps, or until its end, which is
-    None."""
+    """A policy that notes what the first actor observes in its first episode: for some steps, or until its end, which
+    is None."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
