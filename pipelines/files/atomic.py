@@ -12,12 +12,13 @@ import operator
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from pipelines.errors import StageFailed
+from pipelines.errors import StageFailed, UsageError
 
 _STAGED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _STALE_SECONDS = 60.0  # others may be writing in the same directory
@@ -92,14 +93,32 @@ def publish_new(staged: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses.
+    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses; UsageError, before
+    the callable runs, where anything but a file is there.
 
     Not `durable`: a power cut may lose the content, which is for what is written often and is worth little.
     """
     if isinstance(content, str):
         content = content.encode()
     write = content if callable(content) else operator.methodcaller("write", content)
+    kind = None
+    with contextlib.suppress(OSError):  # nothing is there, or writing fails with the same error
+        kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+        if path.is_symlink() and os.readlink(path).startswith("/proc/"):  # /dev/stdout, whatever it leads to
+            kind = kind or "a link to an open file"
+    if kind is not None:
+        # A rename takes the name away even from a device such as /dev/null, if root asks for it.
+        raise UsageError(f"cannot write '{path}': {kind} is there", hint="name a file, one that need not exist")
     with explain_errors(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = stage(path.parent, f".{path.name}", write, durable=durable)

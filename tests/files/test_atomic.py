@@ -1,11 +1,12 @@
 import os
+import socket
 import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from pipelines.errors import InputMissing, StageFailed
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.files.atomic import publish_new, stage, write_atomically, write_together
 from pipelines.lake.store import Lake
 
@@ -53,6 +54,53 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StageFailed, match="under"):
         write_atomically(tmp_path / "file" / "under", "x")
+
+
+def make_place(path: Path, kind: str) -> None:
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("kind", ["a directory", "a pipe", "a socket", "a device"])
+def test_only_a_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, linked: bool) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket may not be long
+    make_place(Path("place"), kind)
+    Path("link").symlink_to("place")
+    path = Path("link" if linked else "place")
+    before, asked = os.lstat(path), []
+    with pytest.raises(UsageError, match=f"cannot write '{path}': {kind} is there"):
+        write_atomically(path, asked.append)
+    after = os.lstat(path)
+    assert (after.st_ino, after.st_mode, asked) == (before.st_ino, before.st_mode, [])
+    assert sorted(os.listdir()) == ["link", "place"]
+
+
+def test_a_link_to_an_open_file_is_not_replaced(tmp_path: Path) -> None:
+    """/dev/stdout is one, also where standard output is a file."""
+    with open(tmp_path / "open", "wb") as file:
+        link = tmp_path / "stdout"
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        with pytest.raises(UsageError, match="a link to an open file is there"):
+            write_atomically(link, b"x")
+        assert link.is_symlink()
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_atomically(tmp_path / "link", "new")
+    assert ((tmp_path / "file").read_text(), (tmp_path / "link").read_text()) == ("old", "new")
 
 
 def test_only_the_first_publishes_new(tmp_path: Path) -> None:

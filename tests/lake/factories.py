@@ -174,6 +174,13 @@ def segment_files(lake: Lake) -> list[Path]:
     return sorted((lake.path / "segments").glob("*/*.arrow"))
 
 
+def damage(lake: Lake, place: int) -> Path:
+    """Overwrite the end of a segment, the one at `place` among all; return its file."""
+    path = segment_files(lake)[place]
+    path.write_bytes(path.read_bytes()[:-200] + bytes(200))
+    return path
+
+
 def footer_at(path: Path) -> Footer:
     """The footer of a segment by its file."""
     return read_footer(LocalStorage(path.parents[2]), f"{path.parent.name}/{path.name.removesuffix('.arrow')}")

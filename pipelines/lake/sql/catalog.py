@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import AmagoError
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.locks import hold_lock
 from pipelines.lake.folders import LOG, ROOT, folders, is_rewritten, list_each, read_stamp, segment_ids
@@ -637,7 +637,7 @@ def query(
 
     def answer() -> tuple[list[str], sql.Rows]:
         with open_index(lake, listener, wait=wait) as connection:
-            return sql.answer(connection, lake, text, most=most, listener=listener)
+            return sql.answer(connection, lake, listener, text, most=most)
 
     return _answer_twice(answer)
 
@@ -659,7 +659,9 @@ def ask(
     *,
     take: Callable[[Any], None] | None = None,
 ) -> Any:
-    """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, and `arguments`.
+    """Call `task` in the helper process with a connection to the updated index of `lake`, the lake, a listener, and
+    `arguments`. What the task reports to that listener, e.g. segments that cannot be read, reaches `listener` before
+    the answer.
 
     `take` receives the parts that a generator yields, from the first part on again if the index proves to be damaged.
     """
@@ -682,4 +684,6 @@ def _open_in_helper(kind: type[Lake], name: str, limits: QueryLimits, listener: 
         open_index(lake, listener, megabytes=limits.megabytes // 2) as connection,
         sql.enforce_limits(connection, limits),
     ):
-        yield Opened((connection, lake), writes=not isinstance(lake.storage, LocalStorage))
+        notices: list[Event] = []
+        writes = not isinstance(lake.storage, LocalStorage)
+        yield Opened((connection, lake, notices.append), writes=writes, notices=notices)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import StorageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Listener, silent
 from pipelines.files.atomic import make_storage_error
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
@@ -97,11 +97,8 @@ def _receive(
     batches: list[pa.RecordBatch] = []
     rows = size = total = 0
 
-    def take(part: pa.Schema | pa.RecordBatch | Notice) -> None:
+    def take(part: pa.Schema | pa.RecordBatch) -> None:
         nonlocal write, rows, size, total
-        if isinstance(part, Notice):
-            listener(part)
-            return
         if isinstance(part, pa.Schema):
             write = begin(part)
             batches.clear()

@@ -76,7 +76,7 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
     with catalog.open_index(lake, listener) as connection:
 
         def ask(text: str) -> list[dict[str, Any]]:
-            names, rows = sql.answer(connection, lake, text, listener=listener)
+            names, rows = sql.answer(connection, lake, listener, text)
             return [dict(zip(names, row, strict=True)) for row in rows]
 
         (counts,) = ask(_COUNTS)

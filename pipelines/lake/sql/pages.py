@@ -123,7 +123,15 @@ def is_uid(text: str) -> bool:
 
 
 def page(
-    connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
+    connection: Any,
+    lake: Lake,
+    listener: Listener,
+    where: str,
+    order: str,
+    descending: bool,
+    anchor: str,
+    backwards: bool,
+    most: int,
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
     """Query the fields of a `TrajectoryPage`. Runs in the helper process."""
     matching, _ = _select_from(connection, lake, where)
@@ -133,9 +141,11 @@ def page(
         found = connection.execute(f'select "{order}" from {"".join(every)} where uid = ?', [anchor]).fetchall()
         if found:  # otherwise it expired: begin at the first page
             beyond = _build_condition(order, found[0][0], anchor, descending=descending, backwards=backwards)
-            with run_query(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
+            with run_query(
+                connection, lake, ["select count(*) from ", *matching, f" where {beyond}"], listener
+            ) as counted:
                 ((others,),) = counted.fetchall()
-            with run_query(connection, lake, ["select count(*) from ", *matching]) as counted:
+            with run_query(connection, lake, ["select count(*) from ", *matching], listener) as counted:
                 ((total,),) = counted.fetchall()
             start = max(others - most, 0) if backwards else total - others
     backwards = backwards and bool(beyond)
@@ -147,7 +157,7 @@ def page(
         f' where {beyond or "true"} order by "{order}" {direction} nulls {nulls}, uid {tie} limit {most + 1}) as shown',
         f' order by shown."{order}" {direction} nulls {nulls}, shown.uid {tie}',
     ]
-    with run_query(connection, lake, query) as result:
+    with run_query(connection, lake, query, listener) as result:
         names, rows = [column[0] for column in result.description], result.fetchall()
     others_follow = len(rows) > most
     rows = rows[:most]
@@ -157,7 +167,7 @@ def page(
     return names, rows, start, others_follow
 
 
-def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
+def count(connection: Any, lake: Lake, listener: Listener, where: str) -> dict[str, Any]:
     """Summarise those that match. Runs in the helper process."""
     matching, complete = _select_from(connection, lake, where)
     text = (
@@ -166,12 +176,12 @@ def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
         f' avg("return") filter ({complete} and isfinite("return")) as return_mean,'
         f" avg(success::int) filter ({complete}) as success_mean from "
     )
-    with run_query(connection, lake, [text, *matching]) as result:
+    with run_query(connection, lake, [text, *matching], listener) as result:
         names = [column[0] for column in result.description]
         return dict(zip(names, result.fetchall()[0], strict=True))
 
 
-def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
+def curve(connection: Any, lake: Lake, listener: Listener, where: str, across: str, bins: int) -> list[dict[str, Any]]:
     """Bin the returns of those that match. Runs in the helper process."""
     matching, complete = _select_from(connection, lake, where)
     query = [
@@ -184,7 +194,7 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
         f" case when edges.high > edges.low then least(floor({bins} * (x - edges.low) / (edges.high - edges.low)),"
         f" {bins - 1}) else 0 end as bin from shown, edges) as binned group by bin order by bin",
     ]
-    with run_query(connection, lake, query) as result:
+    with run_query(connection, lake, query, listener) as result:
         names = [column[0] for column in result.description]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 

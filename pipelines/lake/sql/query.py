@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError, StageFailed, UsageError
-from pipelines.events import Event, Listener, Notice, silent
+from pipelines.events import Listener, Notice, silent
 from pipelines.files.json import read_object, read_objects
 from pipelines.lake import collectors
 from pipelines.lake.arrow import table_of_objects, to_arrow
@@ -63,7 +63,9 @@ _CHANGES = "a lake is changed by commands, never by SQL"
 _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
 _UNREADABLE = re.compile(r"Corrupt database|Could not read|^(INTERNAL|FATAL|Serialization) Error")  # the index
 _LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
+_CLOSED = "Invalid Input Error: Attempting to execute an unsuccessful or closed pending query result\nError: "
 _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
+_INTERRUPT_SECONDS = 0.05
 
 
 class IndexDamaged(IntegrityError):
@@ -99,16 +101,16 @@ def list_problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
 def answer(
     connection: duckdb.DuckDBPyConnection,
     lake: Lake,
+    listener: Listener,
     text: str,
     *,
     most: int | None = None,
-    listener: Listener = silent,
 ) -> tuple[list[str], Rows]:
-    """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
-    and the place, for anything else.
+    """Return the column names and rows, `most` of them at most, of one SELECT. Segments that cannot be read are
+    reported. UsageError, with the parser's message and the place, for anything else.
     """
     result = _execute(connection, lake, text, listener)
-    with explain_errors({1: text}):
+    with explain_errors({1: text}), repeat_interrupted(connection, text):
         rows = result.fetchall() if most is None else result.fetchmany(most)
     return [column[0] for column in result.description or []], rows
 
@@ -123,7 +125,7 @@ def _execute(
     inner = text[_EXPLAIN.match(text).end() :] if explains and _EXPLAIN.match(text) else text  # type: ignore[union-attr]
     if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
         raise UsageError("SQL: one SELECT is expected", hint=_CHANGES)
-    with explain_errors({1: text}):
+    with explain_errors({1: text}), repeat_interrupted(connection, text):
         offer(connection, lake, inner, listener)
         return connection.execute(text)
 
@@ -138,16 +140,14 @@ _VECTOR_ROWS = 2048  # DuckDB holds as many at a time: a batch of them needs lit
 
 
 def answer_in_batches(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, text: str
-) -> Iterator[pa.Schema | pa.RecordBatch | Event]:
-    """Yield the schema of the answer to one SELECT, and then its rows, and notices of what they lack. Runs in the
-    helper process.
+    connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listener, text: str
+) -> Iterator[pa.Schema | pa.RecordBatch]:
+    """Yield the schema of the answer to one SELECT, and then its rows. Runs in the helper process.
 
     The schema follows from the query alone. UsageError as in `answer`, for a type that readers of Arrow do not share,
     for a sum beyond 64 bits, and for two columns of one name.
     """
-    notices: list[Event] = []
-    result = _execute(connection, lake, text, notices.append)
+    result = _execute(connection, lake, text, listener)
     sums, names = [], set[str]()
     for name, kind, *_ in result.description or ():
         if name in names:
@@ -159,7 +159,7 @@ def answer_in_batches(
                 f"SQL: the column '{name}' has the type {kind}, which readers of Arrow and Parquet do not share",
                 hint=f'cast it, e.g. "{name}"::varchar',
             )
-    with explain_errors({1: text}):
+    with explain_errors({1: text}), repeat_interrupted(connection, text):
         reader = result.to_arrow_reader(_VECTOR_ROWS)
         schema = pa.schema([pa.field(f.name, pa.int64()) if f.name in sums else f for f in reader.schema])
         yield schema
@@ -174,7 +174,6 @@ def answer_in_batches(
                             hint=f'cast it, e.g. "{name}"::double',
                         ) from error
             yield batch
-        yield from notices
 
 
 def _find_types(kind: Any) -> set[str]:
@@ -416,12 +415,24 @@ def _read_scans(
 @contextlib.contextmanager
 def enforce_limits(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterator[None]:
     """Stop what runs inside at its limits, with a UsageError that says which."""
-    timer = threading.Timer(limits.seconds, connection.interrupt)
-    timer.daemon = True
+    is_over, is_done = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        if is_done.wait(limits.seconds):
+            return
+        is_over.set()
+        while not is_done.is_set():
+            # DuckDB forgets an interrupt when the next statement begins. Therefore one is not enough.
+            connection.interrupt()
+            is_done.wait(_INTERRUPT_SECONDS)
+
+    timer = threading.Thread(target=interrupt, daemon=True)
     timer.start()
     try:
         yield
     except duckdb.InterruptException as error:
+        if not is_over.is_set():
+            raise StageFailed("SQL: DuckDB stopped the query, and does not say why", hint="repeat it") from error
         raise limits.out_of_time() from error
     except (duckdb.OutOfMemoryException, MemoryError) as error:
         raise limits.out_of_memory() from error
@@ -431,8 +442,25 @@ def enforce_limits(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -
         raise
     finally:
         # The connection may be closed next, and DuckDB does not bear an interrupt of one that is being closed.
-        timer.cancel()
+        is_done.set()
         timer.join()
+
+
+@contextlib.contextmanager
+def repeat_interrupted(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[None]:
+    """Find the error of a query whose result is fetched inside, where DuckDB says only that it was interrupted.
+
+    When one thread of a query fails, DuckDB interrupts the others, and now and then reports that in place of the error.
+    As columns, an answer ends with the error itself. This costs the time of the query again, only after such a report.
+    """
+    try:
+        yield
+    except duckdb.Error as error:
+        if "INTERRUPT Error" not in str(error):
+            raise
+        for _ in read_batches(connection.execute(query).to_arrow_reader(_VECTOR_ROWS)):
+            pass
+        raise
 
 
 def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
@@ -456,14 +484,19 @@ def explain_errors(texts: Mapping[int, str]) -> Iterator[None]:
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:
-        if "INTERRUPT Error" in str(error):  # between two tasks it is reported as a closed query
-            raise duckdb.InterruptException(str(error)) from error
-        lost = _LOST.search(str(error))
+        message = str(error).removeprefix(_CLOSED)  # how an error that follows after some rows is wrapped
+        if "INTERRUPT Error" in message:
+            raise duckdb.InterruptException(message) from error
+        if "module 'pytz'" in message:
+            raise UsageError(
+                "SQL: a time with a time zone as a Python value needs pytz, which is not installed",
+                hint="cast it, e.g. to_timestamp(t_commit)::varchar or ::timestamp, or: pip install pytz",
+            ) from error
+        lost = _LOST.search(message)
         if lost is not None:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
-        if _UNREADABLE.search(str(error)):
-            raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is rebuilt") from error
-        message = str(error)
+        if _UNREADABLE.search(message):
+            raise IndexDamaged(f"the index is damaged: {message}", hint="repeat the command: it is rebuilt") from error
         if (found := _EXCERPT.search(message)) is not None:
             message, line = message[: found.start()], int(found[1])
             for first, text in texts.items():

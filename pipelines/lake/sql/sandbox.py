@@ -22,7 +22,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from pipelines.errors import AmagoError, StageFailed, StorageError, UsageError
-from pipelines.events import Listener, Waiting, silent
+from pipelines.events import Event, Listener, Waiting, silent
 from pipelines.processes import end_with_parent, receive, send, start_python
 
 _GRACE_SECONDS = 2.0  # between asking a query to stop and killing its process
@@ -77,10 +77,13 @@ class LimitReached(UsageError):
 
 
 class Opened(NamedTuple):
-    """What a query works on: the first arguments of its task. `writes`: files may grow while it runs."""
+    """What a query works on: the first arguments of its task. `writes`: files may grow while it runs. `notices`: what
+    the task reports. They are sent before the answer, and not at once: threads of DuckDB add to them, and would write
+    into the middle of another message."""
 
     arguments: tuple[Any, ...] = ()
     writes: bool = False
+    notices: Sequence[Event] = ()
 
 
 Opening = Callable[[QueryLimits, Listener], AbstractContextManager[Opened]]
@@ -274,6 +277,8 @@ def _serve(
                     for part in found:
                         reply("part", part)
                     found = None
+            for notice in dict.fromkeys(given.notices):  # a query may read a segment several times
+                reply("notice", notice)
             reply("answer", found)
     except LimitReached as error:
         reply("error", error)

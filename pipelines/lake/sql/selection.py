@@ -96,14 +96,20 @@ def choose_rows(rows: pa.Table, where: str, weight: str, limits: QueryLimits) ->
         connection.execute(catalog.ADD)
         with sql.enforce_limits(connection, limits):
             # Without a lake: an expression that asks for other tables is not by row, and refused here.
-            return choose(connection, None, where, weight, None, False)
+            return choose(connection, None, silent, where, weight, None, False)
     finally:
         connection.rollback()
         connection.unregister("new_rows")
 
 
 def choose(
-    connection: Any, lake: Lake | None, where: str, weight: str, schema_id: str | None, originals: bool
+    connection: Any,
+    lake: Lake | None,
+    listener: Listener,
+    where: str,
+    weight: str,
+    schema_id: str | None,
+    originals: bool,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Select trajectories. Runs in the helper process."""
     conditions = ["base_uid is null"] if originals else []
@@ -123,7 +129,7 @@ def choose(
         reads.append(sql.find_row_columns(connection, weight, _LASTING))
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
     parts, missing = [(np.zeros(0, "S16"), np.zeros(0))], 0
-    with run_query(connection, lake, query) as found:
+    with run_query(connection, lake, query, listener) as found:
         for batch in sql.read_batches(found.to_arrow_reader(65_536)):
             values = batch.column(1)
             missing += values.null_count
@@ -172,18 +178,18 @@ class UsersText(str):
 
 
 @contextlib.contextmanager
-def run_query(connection: Any, lake: Lake | None, parts: list[str]) -> Iterator[Any]:
+def run_query(connection: Any, lake: Lake | None, parts: list[str], listener: Listener = silent) -> Iterator[Any]:
     """Run the query made of the parts; errors point into the user's text. `lake`: for tables that are not in the
-    index; None if the query names none."""
+    index; None if the query names none. Segments that cannot be read are reported."""
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
         if isinstance(part, UsersText):
             begins[line] = str(part)
         line += part.count("\n")
     try:
-        with sql.explain_errors(begins):
+        with sql.explain_errors(begins), sql.repeat_interrupted(connection, query):
             if lake is not None:
-                sql.offer(connection, lake, query)
+                sql.offer(connection, lake, query, listener)
             yield connection.execute(query)
     except UsageError as error:
         if "GROUP BY clause" in error.message:

@@ -121,7 +121,7 @@ def answer(
     for name, each in tables.items():
         if name in found.tables or found.lists:
             connection.register(name, each.to_arrow(found, limits))
-    with sql.explain_errors({1: text}):
+    with sql.explain_errors({1: text}), sql.repeat_interrupted(connection, text):
         result = connection.execute(text)
         return [column[0] for column in result.description or []], result.fetchall()
 
@@ -135,8 +135,9 @@ def find_places(
     numbered = RowTable(columns=table.columns, rows=[{**row, _PLACE: place} for place, row in enumerate(table.rows)])
     sql.check_expression(connection, text)
     connection.register(name, numbered.to_arrow(None, limits))
-    with sql.explain_errors({2: text}):
-        found = connection.execute(f'select "{_PLACE}", (\n{text}\n) from {name}')
+    query = f'select "{_PLACE}", (\n{text}\n) from {name}'
+    with sql.explain_errors({2: text}), sql.repeat_interrupted(connection, query):
+        found = connection.execute(query)
         assert found.description is not None
         if str(found.description[1][1]) != "BOOLEAN":
             kind = found.description[1][1]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import UsageError
-from pipelines.events import Notice
+from pipelines.events import Listener, Notice
 from pipelines.lake.sql import catalog, columnar
 from pipelines.lake.sql import query as queries
 from pipelines.lake.sql.columnar import read_table, write_file
@@ -23,7 +23,7 @@ from pipelines.lake.sql.query import IndexDamaged
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, columns, derive, fill, segment_files
+from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, columns, damage, derive, fill
 from tests.tiers import some
 
 LIMITS = QueryLimits(seconds=600)
@@ -137,8 +137,7 @@ def test_a_segment_that_cannot_be_read_is_reported(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
     text = "select count(reward) as n from steps"
     assert read_table(lake, text, limits=LIMITS).to_pylist() == [{"n": 15}]
-    path = segment_files(lake)[1]
-    path.write_bytes(path.read_bytes()[:-200] + bytes(200))
+    path = damage(lake, 1)
     told: list[Any] = []
     assert read_table(lake, text, limits=LIMITS, listener=told.append).to_pylist() == [{"n": 10}]
     (notice,) = [event for event in told if isinstance(event, Notice)]
@@ -183,9 +182,11 @@ class Full(io.RawIOBase):
         return 0
 
 
-def answer_and_fail_once(connection: Any, lake: Lake, text: str) -> Iterator[pa.Schema | pa.RecordBatch]:
+def answer_and_fail_once(
+    connection: Any, lake: Lake, listener: Listener, text: str
+) -> Iterator[pa.Schema | pa.RecordBatch]:
     """Find the index damaged after the first rows, but not a second time."""
-    for number, part in enumerate(queries.answer_in_batches(connection, lake, text)):
+    for number, part in enumerate(queries.answer_in_batches(connection, lake, listener, text)):
         yield part
         if number == 100:  # the first group of rows is written
             try:

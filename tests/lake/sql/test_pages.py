@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from pipelines.errors import UsageError
+from pipelines.events import Notice
 from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import SCHEMA, columns, derive, fill
+from tests.lake.factories import SCHEMA, columns, damage, derive, fill
 
 LIMITS = QueryLimits(seconds=600)
 
@@ -151,3 +152,18 @@ def test_derived_trajectories_are_in_the_table(lake: Lake) -> None:
     (own,) = derive(lake, {base: {"reward": np.ones(4, np.float32)}})
     found = pages.fetch_page(lake, where="relabel_method is not null", limits=LIMITS)
     assert uids(found) == [own]
+
+
+def test_pages_by_steps_report_a_damaged_segment(lake: Lake) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    catalog.refresh(lake)
+    path = damage(lake, 1)
+    where = "uid in (select uid from steps where t = 2 and reward is not null)"
+    told: list[Any] = []
+    found = pages.fetch_page(lake, where=where, limits=LIMITS, listener=told.append)
+    counted = pages.fetch_count(lake, where, limits=LIMITS, listener=told.append)
+    curve = pages.fetch_curve(lake, where, across="length", bins=1, limits=LIMITS, listener=told.append)
+    assert (len(found.rows), counted["trajectories"], curve[0]["episodes"]) == (2, 2, 2)
+    notices = [event.text for event in told if isinstance(event, Notice)]
+    assert len(notices) == 3
+    assert all(f"'{path}' is damaged" in text for text in notices)

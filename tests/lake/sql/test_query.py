@@ -1,19 +1,23 @@
 """What a user's SQL may do, in this process and in one of its own, and the table `steps`."""
 
 import os
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 
-from pipelines.errors import UsageError
+from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.lake import segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as queries
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, damage, derive, fill
 from tests.tiers import some
 
 SHORT = QueryLimits(seconds=1.5, megabytes=128)
@@ -316,3 +320,82 @@ def test_a_segment_that_cannot_be_read_is_left_out_of_steps(lake: Lake) -> None:
     os.utime(path.parent, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     told: list = []
     assert catalog.query(lake, "select count(reward) from steps", listener=told.append)[1] in ([(7,)], [(6,)])
+
+
+@pytest.mark.parametrize("join", ["", " join steps using (uid, t)"])
+def test_a_query_of_a_process_of_its_own_reports_a_damaged_segment_once(lake: Lake, join: str) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    text = f"select count(a.reward) from steps a{join}"
+    assert catalog.query(lake, text, limits=QueryLimits())[1] == [(15,)]
+    path = damage(lake, 1)
+    told: list[Any] = []
+    assert catalog.query(lake, text, limits=QueryLimits(), listener=told.append)[1] == [(10,)]
+    (notice,) = [event for event in told if isinstance(event, Notice)]
+    assert f"'{path}' is damaged" in notice.text
+
+
+class Interrupted:
+    """A connection that reports an interrupt in place of rows, as DuckDB now and then does when a thread fails."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, text: str) -> None:
+        self.connection, self.text = connection, text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    def execute(self, text: str, *arguments: Any) -> Any:
+        result = self.connection.execute(text, *arguments)
+        return self if text == self.text else result
+
+    def fetchall(self) -> Any:
+        raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+
+
+BOOM = "select case when range = 190000 then error('boom') else range::varchar end from range(200000)"
+MISCAST = "select case when range = 190000\n  then ('x' || range)::int end from range(200000)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOOM, "SQL: Invalid Input Error: boom"),
+        (MISCAST, f"SQL: Conversion Error: Could not convert string 'x190000' to INT32\n\nLINE 2: {{}}\n{' ' * 29}^"),
+    ],
+)
+def test_an_interrupt_by_another_thread_is_reported_as_its_error(filled: Lake, text: str, message: str) -> None:
+    with catalog.open_index(filled) as connection:
+        for each in (connection, Interrupted(connection, text)):
+            with pytest.raises(UsageError) as caught, queries.enforce_limits(connection, SMALL):
+                queries.answer(each, filled, lambda event: None, text)
+            assert caught.value.message == message.format(text.split("\n")[-1])
+
+
+def test_an_interrupt_before_the_time_limit_is_not_the_time_limit(filled: Lake) -> None:
+    with catalog.open_index(filled) as connection:
+        with pytest.raises(StageFailed, match="does not say why; repeat it"), queries.enforce_limits(connection, SMALL):
+            queries.answer(Interrupted(connection, "select 1"), filled, lambda event: None, "select 1")
+        with pytest.raises(duckdb.InterruptException):
+            queries.answer(Interrupted(connection, "select 1"), filled, lambda event: None, "select 1")
+
+
+def test_a_query_is_interrupted_until_it_ends() -> None:
+    """Since DuckDB forgets an interrupt that comes between two statements."""
+    calls, third = [], threading.Event()
+
+    class Connection:
+        def interrupt(self) -> None:
+            calls.append(1)
+            if len(calls) == 3:
+                third.set()
+
+    with queries.enforce_limits(Connection(), QueryLimits(seconds=0.001)):
+        assert third.wait(60)
+
+
+def test_times_with_a_zone_need_pytz_or_a_cast(filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytz", None)
+    for value in ("to_timestamp(length)", "[to_timestamp(length)]"):
+        with pytest.raises(UsageError, match=r"needs pytz, which is not installed; cast it, e\.g\. .*::varchar"):
+            catalog.query(filled, f"select {value} from trajectories")
+    text = "select to_timestamp(length)::varchar, [to_timestamp(length)]::timestamp[] from trajectories"
+    assert len(catalog.query(filled, text)[1]) == 2

@@ -3,18 +3,20 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipelines.errors import UsageError
+from pipelines.events import Notice
 from pipelines.lake import reading
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.selection import SelectionResult, select
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, derive, fill
+from tests.lake.factories import IMAGES, SCHEMA, damage, derive, fill
 
 LENGTHS = [3, 9, 4, 8, 2, 7]
 
@@ -225,3 +227,22 @@ def test_a_selection_without_an_index_file(lake: Lake) -> None:
     fill(lake, LENGTHS, seal_every=4)
     (lake.path / "index.duckdb").mkdir()
     assert by_length(lake, select(lake, "length > 5", "length")) == {9: 9, 8: 8, 7: 7}
+
+
+@pytest.mark.parametrize(
+    ("where", "weight", "weights"),
+    [
+        ("uid in (select uid from steps where t = 2 and reward is not null)", "", {3: 1.0, 5: 1.0}),
+        ("", "(select count(reward) from steps s where s.uid = trajectories.uid)", {3: 4.0, 4: 0.0, 5: 6.0}),
+    ],
+)
+def test_a_selection_by_steps_reports_a_damaged_segment(
+    lake: Lake, where: str, weight: str, weights: dict[int, float]
+) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    catalog.refresh(lake)
+    path = damage(lake, 1)
+    told: list[Any] = []
+    assert by_length(lake, select(lake, where, weight, listener=told.append)) == weights
+    (notice,) = [event for event in told if isinstance(event, Notice)]
+    assert f"'{path}' is damaged" in notice.text

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago
+from tests.lake.factories import damage, fill
 
 BY_VERSION = "select policy_version, avg(return) r from trajectories group by all order by all"
 
@@ -70,16 +72,19 @@ def test_rows_go_to_a_file_as_columns(amago: Amago, small: Path, form: str) -> N
 
 def test_columns_are_refused_where_they_cannot_go(amago: Amago, small: Path) -> None:
     Path("folder").mkdir()
+    os.mkfifo("pipe")
     for options, code, words in (
         (("--to", "rows.txt"), 2, "--to writes columns, not --output text; add --output parquet, or arrow"),
-        (("--to", "folder", "--output", "arrow"), 1, "cannot write 'folder'"),
+        (("--to", "folder", "--output", "arrow"), 2, "cannot write 'folder': a directory is there"),
+        (("--to", "pipe", "--output", "parquet"), 2, "cannot write 'pipe': a pipe is there"),
         (("--to", "small/run.json/rows", "--output", "arrow"), 1, "cannot write 'small/run.json/rows'"),
     ):
         refused = amago("lake", "sql", small, STEPS, *options)
         assert (refused.code, refused.out) == (code, "")
         assert words in refused.err
         assert refused.err.count("\n") == 1
-    assert sorted(os.listdir()) == ["folder", "small"]
+    assert sorted(os.listdir()) == ["folder", "pipe", "small"]
+    assert Path("pipe").is_fifo()
 
 
 def test_a_failed_query_leaves_the_file_as_it_was(amago: Amago, small: Path) -> None:
@@ -115,3 +120,14 @@ def shell(line: str, place: Path) -> subprocess.CompletedProcess[bytes]:
     line = line.replace("amago", f"{sys.executable} -P -m amago_cli", 1)
     names: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(["bash", "-c", line], capture_output=True, check=False, env=names, cwd=place)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_damaged_segment_is_reported_with_the_rows(amago: Amago, tmp_path: Path, form: str) -> None:
+    lake = Lake.create(tmp_path / "damaged")
+    fill(lake, [3, 4, 5], seal_every=1)
+    catalog.refresh(lake)
+    path = damage(lake, 1)
+    done = amago("lake", "sql", lake.path, "select count(reward) as n from steps", "--output", form)
+    assert (done.code, "10" in done.out) == (0, True)
+    assert f"'{path}' is damaged" in done.err
