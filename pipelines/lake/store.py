@@ -18,6 +18,7 @@ import json
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.config.places import is_lake, suggest
 from pipelines.errors import InputMissing, IntegrityError, StorageError
-from pipelines.events import Listener, silent
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
@@ -120,12 +121,14 @@ class Lake:
     def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> QueryResult:
         """Query the lake, read-only, as `amago lake sql` does: iterate over the answer, or take its `.df()`.
 
-        `seconds` and `megabytes` limit time and memory. UsageError shows the position of a mistake.
+        `seconds` and `megabytes` limit time and memory. UsageError shows the position of a mistake. A segment that
+        cannot be read is left out, with a Python warning.
         """
         from pipelines.lake.sql import catalog
         from pipelines.lake.sql.sandbox import QueryLimits
 
-        return QueryResult(*catalog.query(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes)))
+        limits = QueryLimits(seconds=seconds, megabytes=megabytes)
+        return QueryResult(*catalog.query(self, query, limits=limits, listener=_warn))
 
     def to_arrow(
         self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024
@@ -143,7 +146,7 @@ class Lake:
         from pipelines.lake.sql.columnar import read_table
         from pipelines.lake.sql.sandbox import QueryLimits
 
-        return read_table(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes))
+        return read_table(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes), listener=_warn)
 
     def to_polars(self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024) -> Any:
         """Query the lake as `to_arrow` does, for a `polars.DataFrame`. InputMissing if polars is not installed.
@@ -325,6 +328,12 @@ class Lake:
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
         return salvage(self.storage, self.schema, listener=listener)
+
+
+def _warn(event: Event) -> None:
+    """Pass on what a query warns of to a caller in Python, who has no listener."""
+    if isinstance(event, Notice) and event.level == "warning":
+        warnings.warn(event.text, stacklevel=2)
 
 
 def _read_id(storage: Storage, content: bytes) -> str:

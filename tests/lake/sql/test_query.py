@@ -334,6 +334,15 @@ def test_a_query_of_a_process_of_its_own_reports_a_damaged_segment_once(lake: La
     assert f"'{path}' is damaged" in notice.text
 
 
+def test_python_is_warned_of_segments_that_are_left_out(lake):
+    fill(lake, [3, 4, 5], seal_every=1)
+    assert len(lake.sql("from steps")) == 15
+    path = damage(lake, 1)
+    for ask in (lake.sql, lake.to_arrow):
+        with pytest.warns(UserWarning, match=f"{path.name}.*left out"):
+            assert len(ask("from steps")) == 10
+
+
 class Interrupted:
     """A connection that reports an interrupt in place of rows, as DuckDB now and then does when a thread fails."""
 
