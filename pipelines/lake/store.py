@@ -118,17 +118,19 @@ class Lake:
     def __repr__(self) -> str:
         return f"Lake({self.name!r})"
 
-    def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> QueryResult:
+    def sql(
+        self, query: str, *, seconds: float = 60.0, megabytes: int = 1024, listener: Listener | None = None
+    ) -> QueryResult:
         """Query the lake, read-only, as `amago lake sql` does: iterate over the answer, or take its `.df()`.
 
         `seconds` and `megabytes` limit time and memory. UsageError shows the position of a mistake. A segment that
-        cannot be read is left out, with a Python warning.
+        cannot be read is left out, and `listener` hears of it; without one it is a Python warning.
         """
         from pipelines.lake.sql import catalog
         from pipelines.lake.sql.sandbox import QueryLimits
 
         limits = QueryLimits(seconds=seconds, megabytes=megabytes)
-        return QueryResult(*catalog.query(self, query, limits=limits, listener=_warn))
+        return QueryResult(*catalog.query(self, query, limits=limits, listener=listener or _warn))
 
     def to_arrow(
         self, query: str = "from trajectories", *, seconds: float = 60.0, megabytes: int = 1024

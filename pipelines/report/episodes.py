@@ -53,7 +53,7 @@ def show_samples(
 
     `critic` gives the agent's values and `draw` the frames; `note` says why there are no values.
     """
-    [newest] = lake.sql(f"select max(policy_version) as v from trajectories where {_WHOLE}")
+    [newest] = lake.sql(f"select max(policy_version) as v from trajectories where {_WHOLE}", listener=listener)
     where = "" if newest["v"] is None else f"{_WHOLE} and policy_version = {int(newest['v'])}"
     found = list(reading.sample(lake, count, where=where, whole=True, listener=listener))
     shown = [_Episode(number, each, lake, charts, critic, draw).show() for number, each in enumerate(found, 1)]

@@ -69,7 +69,7 @@ def draw_collection(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None:
 
     None if fewer than two versions acted.
     """
-    rows = list(lake.sql(_BY_VERSION))
+    rows = list(lake.sql(_BY_VERSION, listener=silent))  # `show_lake` says what cannot be read
     if len(rows) < 2:
         return None
     along = run.at_updates([float(row["version"]) for row in rows])
@@ -126,7 +126,7 @@ def _draw_histogram(lake: Lake, charts: Charts, title: str, column: str, value: 
 
     Few evenly spaced values, such as whole numbers, have a bar each.
     """
-    rows = list(lake.sql(_VALUES.format(column=column)))
+    rows = list(lake.sql(_VALUES.format(column=column), listener=silent))
     if len(rows) < 2:
         return None
     places = [float(row["x"]) for row in rows]
@@ -135,7 +135,7 @@ def _draw_histogram(lake: Lake, charts: Charts, title: str, column: str, value: 
         counts = {round((place - places[0]) / width): row["count"] for place, row in zip(places, rows, strict=True)}
         low, bins = places[0] - width / 2, max(counts) + 1
     else:
-        rows = list(lake.sql(_HISTOGRAM.format(column=column)))
+        rows = list(lake.sql(_HISTOGRAM.format(column=column), listener=silent))
         counts = {row["bin"]: row["count"] for row in rows}
         low, bins = float(rows[0]["low"]), _BINS
         width = (float(rows[0]["high"]) - low) / bins
