@@ -289,12 +289,7 @@ _TABLE_OUTPUT = Annotated[
 ]
 _TABLE: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_TABLE_OUTPUT, _TableFormat.TEXT)}
 _QUERY_OUTPUT = Annotated[
-    _QueryFormat,
-    typer.Option(
-        "--output",
-        help="Format of the result; arrow and parquet are files, for --to or a pipe.",
-        rich_help_panel=_COMMON,
-    ),
+    _QueryFormat, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)
 ]
 _QUERY: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_QUERY_OUTPUT, _QueryFormat.TEXT)}
 _STAGE: Mapping[str, tuple[Any, Any]] = {

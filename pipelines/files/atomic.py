@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import StageFailed
 
 _STAGED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _STALE_SECONDS = 60.0  # others may be writing in the same directory
@@ -103,8 +103,8 @@ _KINDS = {
 
 
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses; UsageError, before
-    the callable runs, where anything but a file is there.
+    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses and, before the
+    callable runs, where anything but a file is there.
 
     Not `durable`: a power cut may lose the content, which is for what is written often and is worth little.
     """
@@ -118,7 +118,7 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
             kind = kind or "a link to an open file"
     if kind is not None:
         # A rename takes the name away even from a device such as /dev/null, if root asks for it.
-        raise UsageError(f"cannot write '{path}': {kind} is there", hint="name a file, one that need not exist")
+        raise StageFailed(f"cannot write '{path}': {kind} is there", hint="name a file, one that need not exist")
     with explain_errors(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = stage(path.parent, f".{path.name}", write, durable=durable)

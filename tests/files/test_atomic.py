@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.files.atomic import publish_new, stage, write_atomically, write_together
 from pipelines.lake.store import Lake
 
@@ -79,7 +79,7 @@ def test_only_a_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("link").symlink_to("place")
     path = Path("link" if linked else "place")
     before, asked = os.lstat(path), []
-    with pytest.raises(UsageError, match=f"cannot write '{path}': {kind} is there"):
+    with pytest.raises(StageFailed, match=f"cannot write '{path}': {kind} is there"):
         write_atomically(path, asked.append)
     after = os.lstat(path)
     assert (after.st_ino, after.st_mode, asked) == (before.st_ino, before.st_mode, [])
@@ -91,7 +91,7 @@ def test_a_link_to_an_open_file_is_not_replaced(tmp_path: Path) -> None:
     with open(tmp_path / "open", "wb") as file:
         link = tmp_path / "stdout"
         link.symlink_to(f"/proc/self/fd/{file.fileno()}")
-        with pytest.raises(UsageError, match="a link to an open file is there"):
+        with pytest.raises(StageFailed, match="a link to an open file is there"):
             write_atomically(link, b"x")
         assert link.is_symlink()
 

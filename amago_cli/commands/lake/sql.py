@@ -28,7 +28,8 @@ def sql(
     runs, checkpoints, metrics. Only the columns of `steps` that the query needs are read; wide ones (images) must be
     named explicitly.
 
-    With --output arrow or parquet, the rows are written while the query runs, and may be more than the memory holds.
+    With --output arrow or parquet, the rows are a file, for --to or a pipe. They are written while the query runs, and
+    may be more than the memory holds.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
