@@ -114,16 +114,11 @@ def draw_games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], pat
     agents = ["random", "GRU, 15M steps", "best of 13, 15M steps", "amago"]
     colours = [LIGHT.soft, LIGHT.lines[1], LIGHT.lines[4], LIGHT.lines[0]]
     shapes = {"domain": agents, "range": ["cross", "circle", "diamond", "circle"]}
+    legend, axis = {"symbolType": "circle", "symbolSize": 80}, {"grid": True, "labelLimit": 220, "labelOverlap": False}
     encoding = {
         "x": {"field": "return", "type": "quantitative", "title": "mean return, the highest along the run"},
-        "y": {
-            "field": "game",
-            "type": "nominal",
-            "sort": None,
-            "title": None,
-            "axis": {"grid": True, "labelLimit": 220},
-        },
-        "color": {"field": "agent", "scale": {"domain": agents, "range": colours}, "legend": {"symbolType": "circle"}},
+        "y": {"field": "game", "type": "nominal", "sort": None, "title": None, "axis": axis},
+        "color": {"field": "agent", "scale": {"domain": agents, "range": colours}, "legend": legend},
         "shape": {"field": "agent", "scale": shapes, "legend": None},
         "size": {"condition": {"test": "datum.agent === 'amago'", "value": 110}, "value": 60},
     }
