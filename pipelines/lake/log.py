@@ -139,9 +139,7 @@ class LakeLog:
         self._stamp: int | None = None
         self._unreadable: set[str] = set()  # rewritten segments that this process cannot read
         self._sources: dict[str, list[str]] = {}  # by the segment that was rewritten from them
-        self._targets: dict[
-            str, list[str]
-        ] = {}  # the reverse; several if one was quarantined and it was rewritten again
+        self._targets: dict[str, list[str]] = {}  # the reverse; several if it was rewritten again after a quarantine
         self._touched: set[str] = set()
         self._own = f"-{REWRITTEN}.{self.lake_id[:8]}."
 
