@@ -67,13 +67,17 @@ def launch(launch: Launch) -> int:
 
     torchrun's launcher does the same, but imports torch, which costs 350 MB and seconds, and always waits 30 s.
     """
+    import socket
+
     from pipelines.config.host import count_cores
 
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]  # free once the server is closed
     shared = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // launch.ranks))),
         "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(port),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(launch.ranks)),
         "AMAGO_LAUNCHER": str(os.getpid()),
     }
@@ -128,13 +132,6 @@ def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(number)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("localhost", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def reports(failure: Failure) -> bool:

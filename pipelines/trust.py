@@ -73,10 +73,14 @@ def require(kind: str, name: str) -> None:
     """Raise InputMissing unless the user typed `name`, which would import a module."""
     if _typed is None:
         return
-    if _was_typed(name, _typed):
-        _look_here(name)
-    elif "*" not in _typed:
-        raise _refusal(kind, name)
+    if not _was_typed(name, _typed):
+        if "*" not in _typed:
+            raise _refusal(kind, name)
+        return
+    # The current directory comes last on the path, so that none of its files hides an installed module.
+    here, module = Path.cwd(), name.removeprefix("gym:").partition(":")[0].partition(".")[0]
+    if str(here) not in sys.path and ((here / f"{module}.py").is_file() or (here / module / "__init__.py").is_file()):
+        sys.path.append(str(here))
 
 
 def require_address(place: str, host: str) -> None:
@@ -88,13 +92,6 @@ def require_address(place: str, host: str) -> None:
         f"'{place}' names the host '{host}'; a file says so, not you",
         hint="if you trust where it comes from, set AWS_ENDPOINT_URL to it, or repeat with --trust",
     )
-
-
-def _look_here(name: str) -> None:
-    """Append the current directory to the path if the module of `name` is in it: the installed ones come first."""
-    here, module = Path.cwd(), name.removeprefix("gym:").partition(":")[0].partition(".")[0]
-    if str(here) not in sys.path and ((here / f"{module}.py").is_file() or (here / module / "__init__.py").is_file()):
-        sys.path.append(str(here))
 
 
 def require_all(document: Mapping[str, Any], *, where: str, trusted: Mapping[str, Any] | None = None) -> None:

@@ -25,10 +25,6 @@ from amago_cli.options import (
 from amago_cli.quantities import count
 
 
-def _parse_count_or_name(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
-
-
 @stage
 def collect(
     common: Common,
@@ -73,7 +69,7 @@ def collect(
         typer.Option(
             "--tasks",
             metavar="N|FILE|NAME",
-            parser=_parse_count_or_name,
+            parser=lambda text: int(text) if text.isdecimal() else text,
             help="Tasks that actors hold, so that their episodes are histories: how many, a JSON file, or one name.",
         ),
         Sets("collect.tasks"),

@@ -68,8 +68,11 @@ class Strategy:
         `windows` (N,): replaces those that are computed from lengths; where it is 0, so is the mass."""
         mass = np.empty(len(table))
         offered = self._count_windows_by_task(table, window, windows) if self.weighting == "task" else None
-        newest = _steps_to_the_newest(table) if self.half_life else 0.0
-        passed = 0.0
+        newest = passed = 0.0
+        if self.half_life:
+            selected = table["weight"] > 0
+            stop = len(table) - int(np.argmax(selected[::-1])) if selected.any() else 0
+            newest = float(table["length"][:stop].sum(dtype=np.float64))
         for number, (part, own) in enumerate(zip(pieces(table), pieces(mass), strict=True)):
             own[:] = part["weight"]
             shown = self._count_windows(part, number, window, windows)
@@ -101,10 +104,3 @@ class Strategy:
 def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield consecutive views of some rows."""
     return (rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE))
-
-
-def _steps_to_the_newest(table: np.ndarray) -> float:
-    """Count the steps of trajectories up to the last selected one."""
-    selected = table["weight"] > 0
-    stop = len(table) - int(np.argmax(selected[::-1])) if selected.any() else 0
-    return float(table["length"][:stop].sum(dtype=np.float64))

@@ -85,26 +85,30 @@ class Game(ABC):
         """Free what the games hold."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpponentTurn:
+    """The games of `actors` (m,) in which the seat `place` >= 1 places after the agent's is to move.
+
+    The other fields are the arguments of `rollout.policies.Policy.act`, of this seat in these games.
+    """
+
+    place: int
+    actors: np.ndarray
+    observation: Observation
+    prev_action: np.ndarray
+    prev_reward: np.ndarray
+    time: np.ndarray
+    noise: Noise
+
+
 class Opponent(Protocol):
     """A player of the other seats; `name` is what trajectories call it."""
 
     @property
     def name(self) -> str: ...
 
-    def act(
-        self,
-        place: int,
-        actors: np.ndarray,
-        observation: Observation,
-        prev_action: np.ndarray,
-        prev_reward: np.ndarray,
-        time: np.ndarray,
-        noise: Noise,
-    ) -> np.ndarray:
-        """Return actions (m, ...) for the seat `place` >= 1 places after the agent's, in the games of `actors` (m,).
-
-        The other arguments are those of `rollout.policies.Policy.act`, of this seat in these games.
-        """
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        """Choose actions (m, ...)."""
 
 
 @dataclass(frozen=True)
@@ -127,24 +131,15 @@ class RandomOpponent:
         self._space = game.spaces.action
         self._legal = LegalActions(game.mask, game.spaces) if game.mask else None
 
-    def act(
-        self,
-        place: int,
-        actors: np.ndarray,
-        observation: Observation,
-        prev_action: np.ndarray,
-        prev_reward: np.ndarray,
-        time: np.ndarray,
-        noise: Noise,
-    ) -> np.ndarray:
+    def act(self, turn: OpponentTurn) -> np.ndarray:
         if isinstance(self._space, Discrete):
             if self._legal is None:
-                return (noise(1)[:, 0] * self._space.n).astype(self._space.dtype)
-            return draw_choice(observation[self._legal.column] > 0, noise)
-        rng = np.random.default_rng((noise(1)[:, 0] * 2**53).astype(np.uint64))
+                return (turn.noise(1)[:, 0] * self._space.n).astype(self._space.dtype)
+            return draw_choice(turn.observation[self._legal.column] > 0, turn.noise)
+        rng = np.random.default_rng((turn.noise(1)[:, 0] * 2**53).astype(np.uint64))
         if self._legal is not None:
-            return self._legal.draw(observation, rng)
-        return random_actions(self._space, len(actors), rng)
+            return self._legal.draw(turn.observation, rng)
+        return random_actions(self._space, len(turn.actors), rng)
 
 
 class ExpertOpponent:
@@ -155,17 +150,8 @@ class ExpertOpponent:
     def __init__(self, game: Game) -> None:
         self._game = game
 
-    def act(
-        self,
-        place: int,
-        actors: np.ndarray,
-        observation: Observation,
-        prev_action: np.ndarray,
-        prev_reward: np.ndarray,
-        time: np.ndarray,
-        noise: Noise,
-    ) -> np.ndarray:
-        return draw_choice(self._game.find_best(actors), noise)
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        return draw_choice(self._game.find_best(turn.actors), turn.noise)
 
 
 def draw_choice(allowed: np.ndarray, noise: Noise) -> np.ndarray:
@@ -327,7 +313,8 @@ class SeatedEnv(EpisodeEnv):
                 mine = rows, seats
                 reward, self._owed[mine] = self._owed[mine], 0
                 seen, time = game.observe(rows, seats), self._time[mine]
-                action = opponent.act(place, rows, seen, self._action[mine], reward, time, self._noise(rows))
+                turn = OpponentTurn(place, rows, seen, self._action[mine], reward, time, self._noise(rows))
+                action = opponent.act(turn)
                 if action.shape != self._action[mine].shape:
                     raise UsageError(
                         f"opponent '{opponent.name}' gave actions of shape {action.shape}, "

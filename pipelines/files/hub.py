@@ -273,7 +273,10 @@ def _evict(keep: Path) -> None:
         for record in (cache_home() / "hub").glob("*/*/*/*.json"):
             with contextlib.suppress(OSError):
                 used[record] = record.stat().st_mtime
-        sizes = {record: _measure(record.with_suffix("")) for record in used}
+        sizes = {
+            record: sum(path.stat().st_size for path in record.with_suffix("").rglob("*") if path.is_file())
+            for record in used
+        }
         total = sum(sizes.values())
         for record in sorted(used, key=lambda record: used[record]):
             if total <= CACHE_BYTES or time.time() - used[record] < _IDLE_SECONDS:
@@ -282,7 +285,3 @@ def _evict(keep: Path) -> None:
                 record.unlink(missing_ok=True)  # first: without its record, a commit is not taken for a whole one
                 shutil.rmtree(record.with_suffix(""), ignore_errors=True)
                 total -= sizes[record]
-
-
-def _measure(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

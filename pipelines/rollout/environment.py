@@ -247,19 +247,12 @@ def _enough_actors(
     if not collects:
         if (each := int(steps / (_LEAST_EPISODES * length))) < FEW:
             return max(each, 1)
-        few = _quick(seconds, most=most)
+        # Enough that the rollout loop costs little compared with the environment steps.
+        while 2 * few <= most and 0 < seconds * few < _BATCH_SECONDS:
+            few *= 2
     if alone:
         return enough(seconds, most=most, workers=wanted, cores=cores, few=few)
     return max(few, 1 << max(most, 1).bit_length() - 1)
-
-
-def _quick(seconds: float, *, most: int) -> int:
-    """Choose the number of actors, from `FEW` to `most`, at which the rollout loop costs little compared with the
-    environment steps."""
-    actors = FEW
-    while 2 * actors <= most and 0 < seconds * actors < _BATCH_SECONDS:
-        actors *= 2
-    return actors
 
 
 def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None) -> int:

@@ -95,6 +95,12 @@ class FinishedEpisodes:
     episodes: tuple[Episode, ...] = ()
     trajectories: Trajectories | None = None
 
+    def joins(self, other: FinishedEpisodes) -> bool:
+        """Check that both batches agree in the fields that are stored once for all their trajectories."""
+        if self.trajectories is None or other.trajectories is None:
+            return self.trajectories is other.trajectories
+        return Infos.of(self.trajectories.infos).shared == Infos.of(other.trajectories.infos).shared
+
 
 class EpisodeQueue:
     """Queue of finished episodes in order: trajectories go to `sink`, summaries to `on_episode`. `stats` counts them,
@@ -126,7 +132,7 @@ class EpisodeQueue:
         while self._heap and (before is None or self._heap[0][0] < before):
             finished = self._heap[0][-1]
             size += finished.trajectories.nbytes if finished.trajectories is not None else 0
-            if taken and (size > _LARGE or not _together(taken[-1], finished)):
+            if taken and (size > _LARGE or not taken[-1].joins(finished)):
                 break
             taken.append(heapq.heappop(self._heap)[-1])
             self._number -= finished.number
@@ -151,10 +157,3 @@ class EpisodeQueue:
             if self._on_episode is not None:
                 for episode in each.episodes:
                     self._on_episode(episode)
-
-
-def _together(first: FinishedEpisodes, second: FinishedEpisodes) -> bool:
-    """Check that both batches agree in the fields that are stored once for all their trajectories."""
-    if first.trajectories is None or second.trajectories is None:
-        return first.trajectories is second.trajectories
-    return Infos.of(first.trajectories.infos).shared == Infos.of(second.trajectories.infos).shared

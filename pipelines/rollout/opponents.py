@@ -11,8 +11,8 @@ import numpy as np
 
 from pipelines.config.policy_files import list_checkpoints, locate_checkpoint
 from pipelines.config.run_directory import RunDirectory
-from pipelines.envs.env import Env, Observation
-from pipelines.envs.seats import RANDOM, Noise, Opponent, Opponents
+from pipelines.envs.env import Env
+from pipelines.envs.seats import RANDOM, Opponent, Opponents, OpponentTurn
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.json import read_object
@@ -118,22 +118,14 @@ class PolicyOpponent:
         self._policies[place] = acting.policy
         return acting
 
-    def act(
-        self,
-        place: int,
-        actors: np.ndarray,
-        observation: Observation,
-        prev_action: np.ndarray,
-        prev_reward: np.ndarray,
-        time: np.ndarray,
-        noise: Noise,
-    ) -> np.ndarray:
-        policy = self._policies.get(place) or self._make(place).policy
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        policy = self._policies.get(turn.place) or self._make(turn.place).policy
+        given = turn.observation, turn.prev_action, turn.prev_reward, turn.time
         if isinstance(policy, AgentPolicy):
-            return policy.act_for(actors, observation, prev_action, prev_reward, time, noise=noise)
+            return policy.act_for(turn.actors, *given, noise=turn.noise)
         if hasattr(policy, "act_for"):
-            return np.asarray(policy.act_for(actors, observation, prev_action, prev_reward, time))
-        return np.asarray(policy.act(observation, prev_action, prev_reward, time))
+            return np.asarray(policy.act_for(turn.actors, *given))
+        return np.asarray(policy.act(*given))
 
 
 class OpponentLoader:

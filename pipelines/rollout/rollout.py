@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -144,7 +144,8 @@ class Rollout:
         self._choices = require_log_prob(policy, self.exploration) if wants_logp else None
         self._policy, sizes = policy, [group.env.num_envs for group in self._groups]
         splitting = [policy, *(each for each in (self._labeller, self.exploration) if each is not None)]
-        self._overlapping = len(sizes) > 1 and all(_split(each, sizes) for each in splitting)
+        splits = [getattr(each, "split", None) for each in splitting]  # a user's policy may have none
+        self._overlapping = len(sizes) > 1 and all(split is not None and split(sizes) for split in splits)
 
     @property
     def stepping(self) -> Waiting:
@@ -509,9 +510,3 @@ class Rollout:
         }
         known = {name: value for name, value in shown.items() if not math.isnan(value)}
         return Progress(stage=stage, done=min(self._done, steps), total=steps, unit="steps", metrics=known)
-
-
-def _split(acting: object, sizes: Sequence[int]) -> bool:
-    """Split a policy or an exploration into groups of actors, if it can be."""
-    split = getattr(acting, "split", None)
-    return split is not None and bool(split(sizes))

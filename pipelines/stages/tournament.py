@@ -25,7 +25,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EvaluateSettings, Settings
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, Observation
-from pipelines.envs.seats import MOST_NOISE, Opponent, Opponents
+from pipelines.envs.seats import MOST_NOISE, Opponent, Opponents, OpponentTurn
 from pipelines.errors import UsageError
 from pipelines.evaluation import elo
 from pipelines.evaluation.runner import play_episodes
@@ -56,14 +56,9 @@ class _Seated:
         self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
     ) -> np.ndarray:
         episodes, first = self.env.episodes.current[:, None], time[:, None] * MOST_NOISE
+        given = np.arange(self.env.num_envs), observation, prev_action, prev_reward, time
         return self.player.act(
-            0,
-            np.arange(self.env.num_envs),
-            observation,
-            prev_action,
-            prev_reward,
-            time,
-            lambda count: self.draws.uniform(episodes, 0, first + np.arange(count)),
+            OpponentTurn(0, *given, lambda count: self.draws.uniform(episodes, 0, first + np.arange(count)))
         )
 
 

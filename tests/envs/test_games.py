@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.make import make
-from pipelines.envs.seats import Opponents, SeatedEnv, SeatSettings
+from pipelines.envs.seats import Opponents, OpponentTurn, SeatedEnv, SeatSettings
 from pipelines.envs.suites.board_games import _RULES, LineGame
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
@@ -27,9 +27,9 @@ class Scripted:
         self.name, self._choose = name, choose
         self.seen: list[tuple[Any, ...]] = []
 
-    def act(self, place, actors, observation, prev_action, prev_reward, time, noise):
-        self.seen.append((place, actors, prev_action.copy(), prev_reward.copy(), time.copy()))
-        return self._choose(observation)
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        self.seen.append((turn.place, turn.actors, turn.prev_action.copy(), turn.prev_reward.copy(), turn.time.copy()))
+        return self._choose(turn.observation)
 
 
 def first_legal(observation) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
 from pipelines.envs.make import make
+from pipelines.envs.seats import OpponentTurn
 from pipelines.errors import AmagoError, InputMissing, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -242,7 +243,7 @@ def test_an_opponent_has_a_policy_for_every_other_seat(seats: int) -> None:
     observation = {MASK: np.eye(9)[:2]}
     for place in range(1, seats):
         for _ in range(2):
-            rival.act(place, np.arange(2), observation, np.zeros(2), np.zeros(2), np.zeros(2), lambda count: None)
+            rival.act(OpponentTurn(place, np.arange(2), observation, *np.zeros((3, 2)), lambda count: None))
     assert [Counting.made[-k].calls for k in range(1, seats)] == [2] * (seats - 1)
     assert rival.name == "tests.stages.test_opponents:Counting"
 

@@ -67,7 +67,10 @@ class GoalFrozenLake(NativeEnv):
         self._moves = transitions(settings.size, MOVES)
         self._bits = (self._moves[1:] != np.arange(cells)) * np.array([[1], [2], [4], [8]], dtype=np.uint8)
         self._coordinates = coordinates(settings.size)
-        self._shown = _list_observations(self._coordinates)
+        # Observations (cells * 16, 6) float32: row c * 16 + b is for cell c, and bits b of its adjacent holes.
+        near = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1, count=4, bitorder="little")
+        by_cell = np.repeat(self._coordinates, 16, axis=0), np.tile(near, (cells, 1))
+        self._shown = np.hstack(by_cell, dtype=np.float32)
         self._maps = MapSource(settings.size, self.draws, MAP, holdout=settings.holdout, split=split)
         self.holes = np.zeros((num_envs, cells), dtype=bool)
         self._near = np.zeros((num_envs, cells), dtype=np.uint8)  # bit k: move k + 1 from there leads into a hole
@@ -132,9 +135,3 @@ class GoalFrozenLake(NativeEnv):
         """The first move of a shortest way to the goal, by one who sees the map."""
         steps = distances(self.holes, self.goal, self._moves)
         return steps.take(self._first + self._moves[:, self.cell]).argmin(axis=0).astype(np.int32)
-
-
-def _list_observations(coordinates: np.ndarray) -> np.ndarray:
-    """Tabulate observations (cells * 16, 6) float32: row c * 16 + b is for cell c, and bits b of its adjacent holes."""
-    near = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1, count=4, bitorder="little")
-    return np.hstack([np.repeat(coordinates, 16, axis=0), np.tile(near, (len(coordinates), 1))], dtype=np.float32)

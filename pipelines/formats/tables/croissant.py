@@ -88,7 +88,18 @@ def write(folder: Path, about: Mapping[str, Any], digests: Mapping[str, str]) ->
     for name in sorted(digests):
         if name.startswith("steps-"):
             parts.setdefault(f"{name.rpartition('-')[0]}-*.parquet", name)
-    files = [_describe_file(folder / name, digest) for name, digest in sorted(digests.items())]
+    files = [
+        {
+            "@type": "cr:FileObject",
+            "@id": name,
+            "name": name,
+            "contentUrl": name,
+            "contentSize": f"{(folder / name).stat().st_size} B",
+            "encodingFormat": _PARQUET,
+            "sha256": digest,
+        }
+        for name, digest in sorted(digests.items())
+    ]
     sets = [
         {"@type": "cr:FileSet", "@id": pattern, "name": pattern, "encodingFormat": _PARQUET, "includes": pattern}
         for pattern in parts
@@ -98,6 +109,8 @@ def write(folder: Path, about: Mapping[str, Any], digests: Mapping[str, str]) ->
         name = "steps" if len(parts) == 1 else f"steps-{number}"
         records.append(_describe_records(name, pq.read_schema(folder / first), {"fileSet": pattern}))
     collected = _describe_collection(table)
+    relabelled = ", ".join(_count(table, "relabel_method"))
+    last = max((value for value in table["t_end"].to_pylist() if value), default=0.0)
     document: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -105,26 +118,14 @@ def write(folder: Path, about: Mapping[str, Any], digests: Mapping[str, str]) ->
         "description": about.get("description") or collected,
         "conformsTo": ["http://mlcommons.org/croissant/1.0", "http://mlcommons.org/croissant/RAI/1.0"],
         **({"creator": {"@type": "sc:Person", "name": about["author"]}} if about.get("author") else {}),
-        **_date(table),
+        **({"datePublished": datetime.fromtimestamp(last, UTC).date().isoformat()} if last else {}),
         "rai:dataCollection": collected,
         "rai:dataCollectionType": ["Experiments", "Software Collection"],
-        "rai:dataManipulationProtocol": _describe_relabelling(table),
+        "rai:dataManipulationProtocol": f"Relabelled by: {relabelled}." if relabelled else "None.",
         "distribution": [*files, *sets],
         "recordSet": records,
     }
     write_atomically(folder / NAME, json.dumps(document, indent=1) + "\n")
-
-
-def _describe_file(path: Path, digest: str) -> dict[str, Any]:
-    return {
-        "@type": "cr:FileObject",
-        "@id": path.name,
-        "name": path.name,
-        "contentUrl": path.name,
-        "contentSize": f"{path.stat().st_size} B",
-        "encodingFormat": _PARQUET,
-        "sha256": digest,
-    }
 
 
 def _describe_records(name: str, schema: pa.Schema, place: Mapping[str, str]) -> dict[str, Any]:
@@ -184,11 +185,6 @@ def _describe_collection(table: pa.Table) -> str:
     return " ".join(sentences)
 
 
-def _describe_relabelling(table: pa.Table) -> str:
-    methods = list(_count(table, "relabel_method"))
-    return f"Relabelled by: {', '.join(methods)}." if methods else "None."
-
-
 def _count(table: pa.Table, column: str) -> Iterator[str]:
     """Yield the values of a column, with the number of trajectories of each, the most frequent first."""
     counts = [(name, count) for name, count in _list_counts(table, column) if name]
@@ -201,8 +197,3 @@ def _count(table: pa.Table, column: str) -> Iterator[str]:
 def _list_counts(table: pa.Table, column: str) -> list[tuple[str, int]]:
     found = table[column].value_counts().to_pylist()
     return sorted(((str(each["values"] or ""), each["counts"]) for each in found), key=lambda each: (-each[1], each[0]))
-
-
-def _date(table: pa.Table) -> dict[str, str]:
-    last = max((value for value in table["t_end"].to_pylist() if value), default=0.0)
-    return {"datePublished": datetime.fromtimestamp(last, UTC).date().isoformat()} if last else {}

@@ -15,7 +15,7 @@ import pettingzoo
 
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.make import make
-from pipelines.envs.seats import Opponents
+from pipelines.envs.seats import Opponents, OpponentTurn
 from pipelines.envs.suites.board_games import _RULES, LineGame
 from pipelines.envs.suites.pettingzoo import find_id
 from pipelines.errors import UsageError
@@ -35,9 +35,10 @@ class Recorded:
     def __init__(self, actions: list[int]) -> None:
         self.actions, self.shown = list(actions), list[tuple[Any, ...]]()
 
-    def act(self, place, actors, observation, prev_action, prev_reward, time, noise):
-        self.shown.append((place, {k: v[0].copy() for k, v in observation.items()}, float(prev_reward[0])))
-        return np.full(len(actors), self.actions.pop(0), dtype=np.int32)
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        seen = {name: column[0].copy() for name, column in turn.observation.items()}
+        self.shown.append((turn.place, seen, float(turn.prev_reward[0])))
+        return np.full(len(turn.actors), self.actions.pop(0), dtype=np.int32)
 
 
 @pytest.mark.parametrize("name", [*CLASSIC.values(), "rps_v2", pytest.param("leduc_holdem_v4", marks=needs_rlcard)])
