@@ -7,7 +7,7 @@ asked for.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -17,6 +17,12 @@ from typing import Any
 from pipelines import trust
 from pipelines.errors import InputMissing, UsageError
 from pipelines.nearest import did_you_mean
+
+
+def require_package(module: str, extra: str, what: str) -> None:
+    """Raise InputMissing unless `module`, which the optional dependencies `extra` bring, is installed for `what`."""
+    if importlib.util.find_spec(module) is None:
+        raise InputMissing(f"{what} needs {module}, which is not installed", hint=f'pip install "amago[{extra}]"')
 
 
 @cache

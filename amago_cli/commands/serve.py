@@ -63,10 +63,10 @@ def serve(
     from amago_cli.serving import serve as answer
     from pipelines.config.places import find_bundle
     from pipelines.errors import InputMissing
-    from pipelines.formats.base import require
+    from pipelines.registry import require_package
 
     for module in ("starlette", "uvicorn", "websockets"):
-        require(module, "serve", "`amago serve`")
+        require_package(module, "serve", "`amago serve`")
     directory = find_bundle(bundle)
     if directory is None:
         raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")

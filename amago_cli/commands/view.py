@@ -51,11 +51,11 @@ def view(
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
     from amago_cli.serving import open_socket, serve
-    from pipelines.formats.base import require
     from pipelines.lake.store import Lake
+    from pipelines.registry import require_package
 
     for module in ("starlette", "uvicorn"):
-        require(module, "view", "`amago view`")
+        require_package(module, "view", "`amago view`")
     opened = Lake(lake)
     common.concerns(lake=opened.name)
     evaluator = None

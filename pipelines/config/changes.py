@@ -66,11 +66,6 @@ def find_mark(key: str) -> Change | None:
     return None
 
 
-def keeps_scores(key: str) -> bool:
-    """Check whether runs that differ in this setting can be ranked together."""
-    return find_mark(key) is Change.PACING
-
-
 def may_change(key: str, *, stage: str = "") -> bool:
     """Check whether a setting may change between two invocations of an experiment, or of one `stage` of it."""
     mark = find_mark(key)

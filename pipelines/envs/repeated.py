@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, StepResult, Trial, try_call
+from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, StepResult, Trial, try_call
 from pipelines.envs.seats import Opponent, Opponents
 
 
@@ -22,7 +22,18 @@ class Repeated(Env):
 
     def __init__(self, env: Env, attempts: int) -> None:
         self._env, self._attempts, self.num_envs = env, attempts, env.num_envs  # episodes are counted by `env`
-        self.spec = _repeat_spec(env.spec, attempts)
+        spec = env.spec
+        self.spec = replace(
+            spec,
+            horizon=None if spec.horizon is None else attempts * spec.horizon,
+            num_attempts=None if spec.num_attempts is None else attempts * spec.num_attempts,
+            about=f"{spec.about}, {attempts} times",
+            random_return=None if spec.random_return is None else attempts * spec.random_return,
+            random_success=None if spec.random_success is None else attempts * spec.random_success,
+            # The best policy remembers the attempts before, so what it reaches is not known.
+            optimal_return=None,
+            optimal_success=None,
+        )
         self._finished = np.zeros(env.num_envs, dtype=np.int64)
 
     @property
@@ -118,18 +129,3 @@ class Repeated(Env):
 
     def close(self) -> None:
         self._env.close()
-
-
-def _repeat_spec(spec: EnvSpec, attempts: int) -> EnvSpec:
-    """Describe an environment whose episodes are `attempts` of those that `spec` describes. What the best policy
-    reaches is not known: it would remember the attempts before."""
-    return replace(
-        spec,
-        horizon=None if spec.horizon is None else attempts * spec.horizon,
-        num_attempts=None if spec.num_attempts is None else attempts * spec.num_attempts,
-        about=f"{spec.about}, {attempts} times",
-        random_return=None if spec.random_return is None else attempts * spec.random_return,
-        random_success=None if spec.random_success is None else attempts * spec.random_success,
-        optimal_return=None,
-        optimal_success=None,
-    )

@@ -69,12 +69,6 @@ def check(requirement: str, metrics: Mapping[str, Any]) -> None:
         raise RequirementNotMet(f"requirement not met: {' and '.join(failed)}")
 
 
-def require_names(requirement: str, examples: Mapping[str, Any]) -> None:
-    """Raise UsageError for a metric that none of `examples` has."""
-    for clause in parse(requirement):
-        find_value(clause.metric, examples)
-
-
 def find_value(metric: str, metrics: Mapping[str, Any]) -> float:
     """Find the number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its
     success, otherwise its return). UsageError if there is none."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from pipelines.files.json import read_object
 from pipelines.files.locks import hold_lock
 from pipelines.files.malformed import reason
 from pipelines.files.user_cache import cache_home
+from pipelines.registry import require_package
 
 PREFIX = "hf://"
 CACHE_BYTES = 256 << 30
@@ -228,9 +228,7 @@ def _find_endpoint() -> str | None:
 
 def _import_library(address: HubAddress) -> Any:
     """Import huggingface_hub, which then neither draws bars nor logs. InputMissing where it is not installed."""
-    if importlib.util.find_spec("huggingface_hub") is None:
-        text = f"'{address}' needs huggingface_hub, which is not installed"
-        raise InputMissing(text, hint='pip install "amago[hub]"')
+    require_package("huggingface_hub", "hub", f"'{address}'")
     import huggingface_hub
     from huggingface_hub import utils
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pipelines.lake.reading import Reader, join_rows, read_pieces
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories, Trajectory
+from pipelines.registry import require_package
 
 EPISODE = "episode"  # the tag that holds a trajectory's number in its source
 BATCH_BYTES = 8 << 20  # of steps that a source hands over at a time, where one trajectory is not longer
@@ -107,12 +107,6 @@ class Exporter(Protocol):
     def __call__(self, items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported: ...
 
 
-def require(module: str, extra: str, what: str) -> None:
-    """Raise InputMissing unless `module` can be imported."""
-    if importlib.util.find_spec(module) is None:
-        raise InputMissing(f"{what} needs {module}, which is not installed", hint=f'pip install "amago[{extra}]"')
-
-
 def require_file(path: Path, hint: str = "check the path") -> Path:
     """Return `path`. InputMissing unless it is a regular file: a pipe or a device might never begin, or never end."""
     if not path.is_file():
@@ -142,7 +136,7 @@ def decode_pictures(pictures: Sequence[bytes], what: str, *, extra: str = "minar
     """Decode compressed pictures to (n, height, width[, channels]) uint8. InputMissing without pillow, which `extra`
     brings; IntegrityError for what is not a picture.
     """
-    require("PIL", extra, f"'{what}' with its compressed pictures")
+    require_package("PIL", extra, f"'{what}' with its compressed pictures")
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -16,7 +16,8 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.files.malformed import reason
-from pipelines.formats.base import require, require_file
+from pipelines.formats.base import require_file
+from pipelines.registry import require_package
 
 CHUNK_CACHE = 16 << 20  # of an array: a chunk that ends in the next block is not unpacked twice
 _SLOTS = 10_007
@@ -29,7 +30,7 @@ _DEEPEST = 64  # groups in groups; more is a link to a group around itself
 def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     """Open the file for reading. InputMissing if there is none, no h5py, or it links to other files; IntegrityError if
     it is damaged."""
-    require("h5py", "hdf5", f"'{path}'")
+    require_package("h5py", "hdf5", f"'{path}'")
     import h5py
 
     require_file(path)

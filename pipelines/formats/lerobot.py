@@ -28,13 +28,14 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.json import parse_object
 from pipelines.files.malformed import explain_damage, open_regular, read_limited
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, decode_pictures, require, require_file
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, decode_pictures, require_file
 from pipelines.formats.tables.files import as_damage
 from pipelines.formats.tables.reader import Block, TableImporter
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION
 from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.registry import require_package
 
 INFO = "meta/info.json"
 _NUMBERS = ("float", "int", "uint", "bool")
@@ -268,7 +269,7 @@ class Video:
     """
 
     def __init__(self, path: Path, fps: float) -> None:
-        require("av", "video", f"'{path}'")
+        require_package("av", "video", f"'{path}'")
         import av
 
         self._path, self._period = require_file(path), 1 / fps

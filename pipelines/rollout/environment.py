@@ -143,7 +143,12 @@ def with_actors(
         tasks = collect.tasks
         named = draw_tasks(tasks, env, collect, listener) if isinstance(tasks, int) else read_tasks(tasks)
         collect = collect.model_copy(update={"tasks": named})
-        actors = _count_holders(collect, len(named))
+        actors = len(named) * collect.copies
+        if collect.actors not in ("auto", actors):
+            raise UsageError(
+                f"{len(named)} tasks x {collect.copies} copies need {actors} actors, not {collect.actors}",
+                hint="leave out --actors; a run keeps its number of actors, so other tasks need another --run",
+            )
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
@@ -197,17 +202,6 @@ def draw_tasks(count: int, env: EnvSettings, collect: CollectSettings, listener:
         f"environment '{env.name}' drew {len(found)} different tasks, fewer than collect.tasks = {count}",
         hint=f"give a number of at most {len(found)}, or names",
     )
-
-
-def _count_holders(collect: CollectSettings, tasks: int) -> int:
-    """Count the actors that hold tasks. UsageError if another number is set."""
-    count = tasks * collect.copies
-    if collect.actors not in ("auto", count):
-        raise UsageError(
-            f"{tasks} tasks x {collect.copies} copies need {count} actors, not {collect.actors}",
-            hint="leave out --actors; a run keeps its number of actors, so other tasks need another --run",
-        )
-    return count
 
 
 def _number(wanted: Any, begun: Any) -> int | None:

@@ -7,7 +7,7 @@ to those of other processes, each with its share.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +19,6 @@ from pipelines.config.policy_files import load_record
 from pipelines.config.run_directory import RunDirectory, describe_process
 from pipelines.config.settings import (
     CollectSettings,
-    EnvSettings,
     EvaluateSettings,
     LakeSettings,
     LearnerSettings,
@@ -376,27 +375,11 @@ def require_probabilities(settings: Settings, env: Env) -> None:
     require_log_prob(policy, plan.make_exploration(env.spec, seed=0, before=0))
 
 
-def require_opponents(
-    settings: Settings, names: Iterable[Sequence[str]], env: Env, run: Path, listener: Listener
-) -> None:
-    """Raise UsageError or InputMissing unless each of the lists `names` names opponents that can play in `env`."""
-    loader = OpponentLoader(env, seed=0, action_mask=settings.agent.action_mask)
-    for each in names:
-        if each:
-            loader.load(name_opponents(each, run, listener))
-
-
 def draw_seeds(seed: int, position: int, *, count: int = 3, number: int | None = None) -> list[int]:
     """Draw independent seeds for all random draws of a process; `position` keeps a resumed one from repeating itself,
     and `number` several collectors from repeating each other."""
     words = [seed, position] if number is None else [seed, position, 1 + number]  # zeros at the end have no effect
     return [int(s) for s in np.random.SeedSequence(words).generate_state(count) >> 1]
-
-
-def name_in_lake(behaviour: Mapping[str, Any], env: EnvSettings, seed: int) -> str:
-    """Name a collector of a lake that is not a run's: another name for each environment, policy and exploration."""
-    digest = collectors.digest({"env": env.model_dump(mode="json"), **behaviour})
-    return f"{env.name}-{seed}-{digest}"
 
 
 def name_in_run(behaviour: Mapping[str, Any], directory: RunDirectory) -> str:

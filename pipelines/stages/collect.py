@@ -21,7 +21,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.rollout.environment import FEW, STEPS, with_actors
-from pipelines.rollout.plan import CollectionPlan, describe_behaviour, name_in_lake, name_in_run
+from pipelines.rollout.plan import CollectionPlan, describe_behaviour, name_in_run
 from pipelines.runs.progress import record_progress
 from pipelines.stages.collectors import CollectorFailed, make_collectors
 from pipelines.stages.result import Result
@@ -61,7 +61,9 @@ def run(
             directory.refuse_changes("collect", settings, fresh=fresh)
             name = name_in_run(behaviour, directory)
         else:
-            name = name_in_lake(behaviour, settings.env, settings.seed)
+            # Another name for each environment, policy and exploration.
+            digest = collectors.digest({"env": settings.env.model_dump(mode="json"), **behaviour})
+            name = f"{settings.env.name}-{settings.seed}-{digest}"
             stack.enter_context(collectors.hold_name(where, name))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared

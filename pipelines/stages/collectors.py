@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipelines.envs.env import Env, EnvSpec
-from pipelines.errors import AmagoError, Locked, StageFailed
+from pipelines.errors import Locked, StageFailed
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.files.locks import hold_exclusively
 from pipelines.lake.storage import connect
@@ -293,7 +293,12 @@ class CollectorGroup:
             elif kind == "done":
                 member.is_busy = False
             elif kind == "error":
-                raise as_collector_error(member.number, body.unpack())
+                error = body.unpack()
+                if not isinstance(error, StageFailed):  # an error of inputs that all have in common
+                    raise error
+                raise CollectorFailed(
+                    f"collector {member.number}: {error.message}", hint=error.hint
+                ) from error.__cause__
         if member.task.ended and member.is_busy:
             self._restart(member, listener)
 
@@ -396,15 +401,6 @@ class CollectorGroup:
 
 class CollectorFailed(StageFailed):
     """One of several collectors cannot go on; the others have stored what they have."""
-
-
-def as_collector_error(number: int, error: AmagoError) -> AmagoError:
-    """Name the collector in an error that it raised, unless the error is of inputs that all have in common."""
-    if isinstance(error, StageFailed):
-        found: AmagoError = CollectorFailed(f"collector {number}: {error.message}", hint=error.hint)
-        found.__cause__ = error.__cause__
-        return found
-    return error
 
 
 def level(stored: Sequence[int], target: int) -> list[int]:

@@ -61,7 +61,18 @@ def compare(
         metrics={
             "metric": metric,
             "statistic": statistic,
-            "groups": [_describe_group(group) for group in groups],
+            "groups": [
+                {
+                    "name": group.name,
+                    "settings": dict(group.settings),
+                    "runs": [str(run.path) for run in group.runs],
+                    "unfinished": group.unfinished,
+                    "scored_on": group.scored_on,
+                    "scores": {env: list(values) for env, values in group.scores.items()},
+                    **_describe_interval("score", group.score),
+                }
+                for group in groups
+            ],
             "improvement": [
                 {"better": each.better, "than": each.than, **_describe_interval("probability", each.probability)}
                 for each in better
@@ -100,18 +111,6 @@ def _write_curves(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis
     what = metric.removesuffix("_mean")
     title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
     draw_learning(to, series, title=title, metric=what, unit=_UNITS[axis])
-
-
-def _describe_group(group: RunGroup) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "settings": dict(group.settings),
-        "runs": [str(run.path) for run in group.runs],
-        "unfinished": group.unfinished,
-        "scored_on": group.scored_on,
-        "scores": {env: list(values) for env, values in group.scores.items()},
-        **_describe_interval("score", group.score),
-    }
 
 
 def _describe_interval(name: str, score: ScoreInterval | None) -> dict[str, Any]:

@@ -391,7 +391,8 @@ def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -
     examples = {"update": 0, **make_example(spec)}
     if (known := find_reference(env, wanted.reference)) is not None:
         examples |= add_normalized({"metrics": examples}, known)["metrics"]
-    gate.require_names(wanted.require, examples)
+    for clause in gate.parse(wanted.require):
+        gate.find_value(clause.metric, examples)
     if wanted.mark_best is True:
         gate.find_value(wanted.best_by, examples)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run_directory import RunDirectory, describe_process
-from pipelines.config.settings import EnvSettings, Settings
+from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.formats.base import EPISODE, Importer
@@ -24,7 +24,6 @@ from pipelines.formats.make import open_importer
 from pipelines.lake import collectors
 from pipelines.lake.log import read_log
 from pipelines.lake.schema import Schema
-from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
@@ -47,7 +46,12 @@ def run(
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    spaces, horizon = _read_environment(settings.env)
+    spaces = horizon = None
+    if settings.env.name:
+        from pipelines.rollout.environment import make_env
+
+        with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
+            spaces, horizon = env.spec.spaces, env.spec.horizon
     with contextlib.ExitStack() as stack:
         opened = open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
         source = stack.enter_context(contextlib.closing(opened))
@@ -248,13 +252,3 @@ def _take_first(batch: Trajectories, steps: int) -> Trajectories:
     return Trajectories(
         {name: values[:rows] for name, values in batch.columns.items()}, batch.rows[:count], batch.infos[:count]
     )
-
-
-def _read_environment(env: EnvSettings) -> tuple[Spaces | None, int | None]:
-    """Read the spaces and the time limit of the named environment; None if none is named."""
-    if not env.name:
-        return None, None
-    from pipelines.rollout.environment import make_env
-
-    with contextlib.closing(make_env(env, actors=1, seed=0)) as made:
-        return made.spec.spaces, made.spec.horizon

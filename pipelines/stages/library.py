@@ -154,7 +154,7 @@ def train(
     given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
     directory, source = training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
-    base = _drop_trackers(base)
+    base.pop("track", None)  # where to send something is the caller's choice
     if given and "train.lakes" in (settings or {}):
         raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
     if RunDirectory(directory).exists():
@@ -219,7 +219,8 @@ def evaluate(
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine
 
-    resolved = _resolve(_drop_trackers(directory.load_document()), named, settings)
+    document = {key: value for key, value in directory.load_document().items() if key != "track"}
+    resolved = _resolve(document, named, settings)
     return engine.run(resolved, run=directory.path, listener=listener)
 
 
@@ -256,11 +257,6 @@ def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the last policy from a run's configuration: each call gives its own."""
     table = {key: value for key, value in document.get("collect", {}).items() if key not in _OF_ONE_CALL}
     return {**document, "collect": table}
-
-
-def _drop_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the trackers from a run's configuration: where to send something is the caller's choice."""
-    return {key: value for key, value in document.items() if key != "track"}
 
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:

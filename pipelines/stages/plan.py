@@ -20,7 +20,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.rollout.environment import collect_steps
 from pipelines.stages.forecast import Work
-from pipelines.stages.train import Source, refuse_twice, require_shares
+from pipelines.stages.train import Source, refuse_twice
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,6 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
         filled = [filling[entry.stage] for entry in settings.stages if entry.stage in filling]
         return [Source(place) for place in dict.fromkeys(locate_lake(text, run) for text in filled or [""])]
     return [Source(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
-
-
-def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:
-    """List every lake that a train stage of the chain samples from, in order. UsageError if one would have nothing to
-    sample."""
-    mixtures = [in_chain(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
-    for mixture in mixtures:
-        require_shares(mixture, None)
-    return list(dict.fromkeys(source.place for mixture in mixtures for source in mixture))
 
 
 def open_in_chain(

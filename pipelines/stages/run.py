@@ -39,14 +39,13 @@ from pipelines.report import run_report
 from pipelines.report.run_report import LivePage
 from pipelines.rollout.collector import AnyCollector, Collector, count_stored_steps
 from pipelines.rollout.environment import collect_steps, make_env, with_actors
-from pipelines.rollout.opponents import is_sql
+from pipelines.rollout.opponents import OpponentLoader, is_sql, name_opponents
 from pipelines.rollout.plan import (
     CollectionPlan,
     MakePolicy,
     NamedPolicy,
     make_labeller,
     make_schema,
-    require_opponents,
     require_probabilities,
 )
 from pipelines.rollout.policies import Acting
@@ -57,10 +56,10 @@ from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel
 from pipelines.stages.collectors import make_collectors
 from pipelines.stages.forecast import Forecast
-from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan
+from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, plan
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
-from pipelines.stages.train import describe_lakes
+from pipelines.stages.train import describe_lakes, require_shares
 from pipelines.tracking.background import track_run
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
@@ -150,7 +149,10 @@ def _run_chain(
             hint="set collect.logp=true, or agent.trace=retrace, which does without",
         )
     directory = RunDirectory(run)
-    places = places_in_chain(settings, run)
+    mixtures = [in_chain(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
+    for mixture in mixtures:
+        require_shares(mixture, None)
+    places = list(dict.fromkeys(source.place for mixture in mixtures for source in mixture))
     started, spaces, horizon = time.monotonic(), None, None
     with directory.lock("run", "collect", "train"):
         stored = {} if fresh else directory.load_document()
@@ -168,8 +170,9 @@ def _run_chain(
                 for each in planned:
                     require_probabilities(settings.model_copy(update={"collect": each}), env)
                 evaluations = {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}
-                others = {settings.collect.opponents, *(evaluating.opponents for evaluating in evaluations)}
-                require_opponents(settings, others, env, run, listener)
+                loader = OpponentLoader(env, seed=0, action_mask=settings.agent.action_mask)
+                for names in {settings.collect.opponents, *(each.opponents for each in evaluations)} - {()}:
+                    loader.load(name_opponents(names, run, listener))
                 for evaluating in evaluations:
                     evaluate.require_metrics(settings.env, evaluating, env.spec)
                     if evaluating.temperature != 1:  # refuses actions that are no choices

@@ -16,15 +16,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.changes import keeps_scores
+from pipelines.config.base import Change
+from pipelines.config.changes import find_mark
 from pipelines.config.places import is_run
-from pipelines.errors import InputMissing, IntegrityError, StageFailed
+from pipelines.errors import IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.checksums import Mismatch, checksum
 from pipelines.files.json import Form, read_object
 from pipelines.files.locks import hold_exclusively
 from pipelines.files.malformed import explain_damage, read_limited
+from pipelines.registry import require_package
 from pipelines.runs.comparison import aggregate
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, find_last_and_best, select_curve
 from pipelines.runs.stored import read_run
@@ -137,7 +139,7 @@ class Search:
             self.directory,
             self.settings,
             varied=[each.key for each in self.space],
-            may_change=keeps_scores,
+            may_change=lambda key: find_mark(key) is Change.PACING,
             also={"metric": self.metric, "space": space},
         )
 
@@ -213,7 +215,10 @@ def run(search: Search, *, listener: Listener = silent) -> Result:
     failed, or a run of the confirmation; Locked while another process tunes in this directory.
     """
     began = time.monotonic()
-    _require_optuna()
+    require_package("optuna", "tune", "amago tune")
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     logs = search.directory / "logs"
     with hold_exclusively(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
         search.require_same()
@@ -346,16 +351,6 @@ class _Tuner:
                 raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
         self._search.seal()
         self._listener(Notice(stage="tune", text=text))
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        raise InputMissing(
-            "amago tune needs optuna, which is not installed", hint='pip install "amago[tune]"'
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def read_score(run: Path, metric: str) -> float | None:

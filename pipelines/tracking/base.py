@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pipelines.errors import InputMissing
-from pipelines.registry import Registry
+from pipelines.registry import Registry, require_package
 
 Ending = Literal["finished", "failed", "interrupted"]
 
@@ -92,9 +90,7 @@ def factory(text: str) -> Callable[[str, TrackedRun], Tracker]:
     UsageError for an unknown name; InputMissing without its package, or for a module that is not trusted.
     """
     member = parse(text).member
-    if member in _BUILT_IN and importlib.util.find_spec(member) is None:
-        raise InputMissing(
-            f"tracker '{member}' needs {member}, which is not installed", hint=f'pip install "amago[{member}]"'
-        )
+    if member in _BUILT_IN:
+        require_package(member, member, f"tracker '{member}'")
     made: Callable[[str, TrackedRun], Tracker] = _TRACKERS.get(member)
     return made

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.base import find_models
-from pipelines.config.changes import STAGE_TABLES, find_mark, keeps_scores, may_change
+from pipelines.config.base import Change, find_models
+from pipelines.config.changes import STAGE_TABLES, find_mark, may_change
 from pipelines.config.load import _validate, assign, parse_assignment, resolve
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
@@ -59,7 +59,8 @@ def test_stages_own_tables_that_exist() -> None:
 def test_a_mark_says_what_another_invocation_may_change(
     key: str, scores: bool, changes: bool, in_collect: bool
 ) -> None:
-    assert (keeps_scores(key), may_change(key), may_change(key, stage="collect")) == (scores, changes, in_collect)
+    assert (find_mark(key) is Change.PACING) == scores
+    assert (may_change(key), may_change(key, stage="collect")) == (changes, in_collect)
 
 
 def test_marks_are_on_settings_only() -> None:

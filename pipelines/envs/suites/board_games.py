@@ -137,9 +137,7 @@ class LineGame(Game):
         return scene.text() if mode == "ansi" else scene.picture()
 
 
-@cache
-def _tic_tac_toe_lines() -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, _RULES["tic-tac-toe"].list_lines().tolist()))
+_TIC_TAC_TOE_LINES = _RULES["tic-tac-toe"].list_lines().tolist()
 
 
 @cache
@@ -152,7 +150,7 @@ def _value_moves(board: bytes, mark: int) -> tuple[int | None, ...]:
             values.append(None)
             continue
         after = board[:cell] + bytes([mark]) + board[cell + 1 :]
-        if any(all(after[place] == mark for place in line) for line in _tic_tac_toe_lines()):
+        if any(all(after[place] == mark for place in line) for line in _TIC_TAC_TOE_LINES):
             values.append(len(board))
         elif all(after):
             values.append(0)

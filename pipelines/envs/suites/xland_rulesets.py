@@ -18,7 +18,7 @@ import bz2
 import contextlib
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,46 @@ class Difficulty:
         """Most tiles at the beginning."""
         return 2 ** (self.depth + 1) + self.distractors
 
+    def draw(self, rng: np.random.Generator) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[_Tile]]:
+        """Draw a goal, rules, and the tiles that are in the room."""
+        unused = [TILES[i] for i in rng.permutation(len(TILES))]
+
+        def take(kinds: Mapping[int, tuple[int, ...]]) -> list[_Tile]:
+            """Take one or two unused tiles, so that each of the kinds is as likely."""
+            return [
+                unused.pop() for _ in range(1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2]))))
+            ]
+
+        def encode(kinds: Mapping[int, tuple[int, ...]], tiles: list[_Tile], *products: _Tile) -> tuple[int, ...]:
+            """Draw a goal or rule that takes these tiles, and encode it."""
+            number = kinds[len(tiles)][int(rng.integers(len(kinds[len(tiles)])))]
+            return (number, *(entry for tile in (*tiles, *products) for entry in tile))
+
+        wanted = take(GOALS)
+        goal = encode(GOALS, wanted)
+        rules: list[tuple[int, ...]] = []
+        lying: list[_Tile] = []
+        level = wanted
+        for depth in range(self.depth + 1):
+            following: list[_Tile] = []
+            for tile in level:
+                if depth == self.depth or rng.random() < self.cut:
+                    lying.append(tile)
+                    continue
+                inputs = take(RULES)
+                rules.append(encode(RULES, inputs, tile))
+                following += inputs
+            level = following
+        needed, junk = list(lying), [unused.pop() for _ in range(self.distractors)]
+        for _ in range(rng.integers(self.spoilers + 1)):
+            inputs = [junk[int(rng.integers(len(junk)))]]
+            if rng.random() < 0.5:
+                others = [tile for tile in (*needed, *junk) if tile != inputs[0]]
+                inputs.append(others[int(rng.integers(len(others)))])
+            rules.append(encode(RULES, inputs, unused.pop()))
+        order = rng.permutation(len(rules))
+        return goal, [rules[i] for i in order], needed + junk
+
 
 DIFFICULTIES: dict[str, Difficulty] = {
     "trivial": Difficulty(depth=0, cut=0.0, spoilers=0, distractors=3),
@@ -88,6 +128,23 @@ class Rulesets:
         held_out = round(share * len(self))
         return order[held_out:], order[:held_out]
 
+    @classmethod
+    def check(cls, arrays: Sequence[np.ndarray], path: Path) -> Rulesets:
+        """Make rulesets of goals, rules and tiles. IntegrityError, which names `path`, for other types or shapes."""
+        goals, rules, tiles = arrays
+        shapes = [array.shape[1:] for array in arrays]
+        fits = (
+            all(array.dtype == np.uint8 and len(array) == len(goals) > 0 for array in arrays)
+            and shapes[0] == (_GOAL_WIDTH,)
+            and rules.ndim == tiles.ndim == 3
+            and (shapes[1][-1], shapes[2][-1]) == (_RULE_WIDTH, 2)
+        )
+        if not fits:
+            raise IntegrityError(
+                f"'{path}' is not a rulesets file: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
+            )
+        return cls(goals, rules, tiles)
+
 
 def generate(kind: Kind, count: int, seed: int) -> Rulesets:
     """Generate `count` different rulesets of a difficulty. ValueError where there are not so many."""
@@ -101,7 +158,7 @@ def generate(kind: Kind, count: int, seed: int) -> Rulesets:
         tries += 1
         if tries > 20 * count + 1000:
             raise ValueError(f"no {count} different rulesets of difficulty '{kind}' were found")
-        goal, made, lying = _draw_ruleset(difficulty, rng)
+        goal, made, lying = difficulty.draw(rng)
         code = repr((goal, sorted(made), sorted(lying))).encode()
         if code in seen:
             continue
@@ -112,47 +169,6 @@ def generate(kind: Kind, count: int, seed: int) -> Rulesets:
             rules[row, place, : len(rule)] = rule
         tiles[row, : len(lying)] = lying
     return Rulesets(goals, rules, tiles)
-
-
-def _draw_ruleset(
-    difficulty: Difficulty, rng: np.random.Generator
-) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[_Tile]]:
-    """Draw a goal, rules, and the tiles that are in the room."""
-    unused = [TILES[i] for i in rng.permutation(len(TILES))]
-
-    def take(kinds: Mapping[int, tuple[int, ...]]) -> list[_Tile]:
-        """Take one or two unused tiles, so that each of the kinds is as likely."""
-        return [unused.pop() for _ in range(1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2]))))]
-
-    def encode(kinds: Mapping[int, tuple[int, ...]], tiles: list[_Tile], *products: _Tile) -> tuple[int, ...]:
-        """Draw a goal or rule that takes these tiles, and encode it."""
-        number = kinds[len(tiles)][int(rng.integers(len(kinds[len(tiles)])))]
-        return (number, *(entry for tile in (*tiles, *products) for entry in tile))
-
-    wanted = take(GOALS)
-    goal = encode(GOALS, wanted)
-    rules: list[tuple[int, ...]] = []
-    lying: list[_Tile] = []
-    level = wanted
-    for depth in range(difficulty.depth + 1):
-        following: list[_Tile] = []
-        for tile in level:
-            if depth == difficulty.depth or rng.random() < difficulty.cut:
-                lying.append(tile)
-                continue
-            inputs = take(RULES)
-            rules.append(encode(RULES, inputs, tile))
-            following += inputs
-        level = following
-    needed, junk = list(lying), [unused.pop() for _ in range(difficulty.distractors)]
-    for _ in range(rng.integers(difficulty.spoilers + 1)):
-        inputs = [junk[int(rng.integers(len(junk)))]]
-        if rng.random() < 0.5:
-            others = [tile for tile in (*needed, *junk) if tile != inputs[0]]
-            inputs.append(others[int(rng.integers(len(others)))])
-        rules.append(encode(RULES, inputs, unused.pop()))
-    order = rng.permutation(len(rules))
-    return goal, [rules[i] for i in order], needed + junk
 
 
 def save(path: Path, rulesets: Rulesets) -> None:
@@ -175,24 +191,7 @@ def load(path: Path) -> Rulesets:
             if file.read(3) == b"BZh":  # perhaps a published benchmark
                 hint = _CONVERT.format(path)
         raise IntegrityError(f"'{path}' is not a rulesets file: {error}", hint=hint) from error
-    return _check(Rulesets(*arrays), path)
-
-
-def _check(rulesets: Rulesets, path: Path) -> Rulesets:
-    """Return `rulesets` as they are. IntegrityError, which names `path`, where they have other types or shapes."""
-    goals, rules, tiles = arrays = (rulesets.goals, rulesets.rules, rulesets.tiles)
-    shapes = [array.shape[1:] for array in arrays]
-    fits = (
-        all(array.dtype == np.uint8 and len(array) == len(goals) > 0 for array in arrays)
-        and shapes[0] == (_GOAL_WIDTH,)
-        and rules.ndim == tiles.ndim == 3
-        and (shapes[1][-1], shapes[2][-1]) == (_RULE_WIDTH, 2)
-    )
-    if not fits:
-        raise IntegrityError(
-            f"'{path}' is not a rulesets file: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
-        )
-    return rulesets
+    return Rulesets.check(arrays, path)
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, MemoryError)
@@ -218,7 +217,7 @@ def read(path: Path) -> Rulesets:
         raise InputMissing(f"rulesets file '{path}' does not exist") from error
     except (pickle.UnpicklingError, *_UNREADABLE) as error:
         raise IntegrityError(f"'{path}' is not a published benchmark of XLand-MiniGrid: {error}") from error
-    return _check(Rulesets(*arrays), path)
+    return Rulesets.check(arrays, path)
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import explain_errors, publish
-from pipelines.formats.base import Exported, Item, require
+from pipelines.formats.base import Exported, Item
 from pipelines.formats.flat import reader as d4rl
 from pipelines.formats.intake import restore_actions
 from pipelines.formats.minari.reader import find_paths
@@ -28,6 +28,7 @@ from pipelines.formats.records import as_json
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
 from pipelines.lake.trajectory import Trajectory
+from pipelines.registry import require_package
 
 _PENDING_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 18
@@ -40,7 +41,7 @@ LAYOUT = ("v110", "v110")
 
 def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
     """Write `dataset.hdf5` into `to`. InputMissing where the trajectories have different spaces, or without h5py."""
-    require("h5py", "hdf5", "--format hdf5")
+    require_package("h5py", "hdf5", "--format hdf5")
     target = to / "dataset.hdf5"
     trajectories = steps = 0
     with create_file(target) as file:

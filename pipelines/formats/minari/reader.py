@@ -33,7 +33,7 @@ from pipelines.formats.minari.episodes import (
     Hdf5Episodes,
     MinariEpisode,
 )
-from pipelines.formats.minari.spaces import Leaf, SpaceReader, pad_ragged
+from pipelines.formats.minari.spaces import Leaf, SpaceReader
 from pipelines.formats.records import read_info, read_spaces
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -203,7 +203,7 @@ class MinariImporter:
         for leaf in self._leaves:
             values = episode.observations[leaf.column]
             if isinstance(leaf.space, Ragged):
-                columns |= pad_ragged(leaf, values, what=f"{self._what}, episode {number}")
+                columns |= leaf.pad(values, what=f"{self._what}, episode {number}")
             else:
                 columns[leaf.column] = np.asarray(values)
         steps = len(episode.rewards)

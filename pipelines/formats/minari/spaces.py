@@ -41,6 +41,18 @@ class Leaf:
     jpeg: bool = False
     root: str = "observations"
 
+    def pad(self, values: Sequence[Any], *, what: str) -> dict[str, np.ndarray]:
+        """Pad texts or sequences, and return the rows and their lengths. InputMissing for one that does not fit."""
+        assert isinstance(self.space, Ragged)
+        padded = np.zeros((len(values), self.space.max_length), dtype=self.space.dtype)
+        lengths = np.zeros(len(values), dtype=np.int32)
+        for row, value in enumerate(values):
+            try:
+                padded[row], lengths[row] = self.space.pad(value)
+            except ValueError as error:
+                raise InputMissing(f"{what}: '{self.column}': {error}", hint="raise source.max_length") from error
+        return {f"{self.column}.{LENGTH}": lengths, self.column: padded}
+
 
 class SpaceReader:
     """The spaces of a dataset. InputMissing for one that is not supported."""
@@ -118,19 +130,6 @@ def is_image(space: Mapping[str, Any]) -> bool:
         return False
     large = min(space["shape"][:2]) >= _IMAGE_SIDE
     return large and set(_as_list(space["low"])) <= {0} and set(_as_list(space["high"])) <= {255}
-
-
-def pad_ragged(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str, np.ndarray]:
-    """Pad texts or sequences, and return the rows and their lengths. InputMissing for one that does not fit."""
-    assert isinstance(leaf.space, Ragged)
-    padded = np.zeros((len(values), leaf.space.max_length), dtype=leaf.space.dtype)
-    lengths = np.zeros(len(values), dtype=np.int32)
-    for row, value in enumerate(values):
-        try:
-            padded[row], lengths[row] = leaf.space.pad(value)
-        except ValueError as error:
-            raise InputMissing(f"{what}: '{leaf.column}': {error}", hint="raise source.max_length") from error
-    return {f"{leaf.column}.{LENGTH}": lengths, leaf.column: padded}
 
 
 def _as_list(values: Any) -> list[Any]:

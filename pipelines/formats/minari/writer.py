@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.files.atomic import explain_errors, write_atomically
-from pipelines.formats.base import Exported, Item, require
+from pipelines.formats.base import Exported, Item
 from pipelines.formats.flat.writer import CHECKED, GZIP, as_native, create_file, require_one_schema
 from pipelines.formats.intake import is_plain
 from pipelines.formats.minari import episodes as minari
@@ -29,6 +29,7 @@ from pipelines.lake import collectors
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
 from pipelines.lake.trajectory import Trajectory
+from pipelines.registry import require_package
 
 _PACKED_BYTES = 1 << 14  # of an array of one episode, from which it is worth compressing
 MINARI_VERSION = "0.5.3"  # whose layout is written
@@ -43,7 +44,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
 
     InputMissing where the trajectories have different spaces, or without h5py.
     """
-    require("h5py", "hdf5", "--format minari")
+    require_package("h5py", "hdf5", "--format minari")
     folder = to / "data"
     with explain_errors(f"write '{folder}'"):
         folder.mkdir(parents=True, exist_ok=True)
