@@ -139,7 +139,9 @@ def build() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `amago` with `arguments` (default: the process's own) and return its exit code."""
-    from amago_cli import errors, next_step
+    from amago_cli import errors
+    from amago_cli.next_step import suggest_command
+    from amago_cli.render import escaping
     from amago_cli.render.output import output_of
 
     streams.prepare()
@@ -169,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     output_of(invocation).show(outcome)
                     sys.stdout.flush()
                     then()
-            if not (invocation.json or invocation.quiet) and (step := next_step.line(outcome)) is not None:
-                print(step, file=sys.stderr)
+            if not (invocation.json or invocation.quiet) and (step := suggest_command(outcome)) is not None:
+                print(escaping.line(f"next: {step}"), file=sys.stderr)
             _remember(outcome)
             return 0
         except BrokenPipeError:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from amago_cli.render import escaping
 
-if TYPE_CHECKING:
+def suggest_command(result: Any) -> str | None:
+    """Suggest the command that usually follows the outcome of one: None for an answer to a question, if there is no
+    usual one, or if a remark says what to try."""
     from pipelines.stages.result import Result
 
-
-def suggest_command(result: Result) -> str | None:
-    """Suggest the command that usually follows; None if there is no usual one, or if a remark says what to try."""
-    if result.status not in ("done", "skipped") or result.remark:
+    if not isinstance(result, Result) or result.status not in ("done", "skipped") or result.remark:
         return None
     run = None if result.run is None else shlex.quote(str(result.run))
     match result.command:
@@ -42,14 +40,6 @@ def suggest_command(result: Result) -> str | None:
         case "export" if run is not None and result.outputs:
             return f"amago evaluate {shlex.quote(str(result.outputs[0]))}{_env_option(result.run)}"
     return None
-
-
-def line(outcome: Any) -> str | None:
-    """Write the line to print after `outcome`; None for answers to questions."""
-    from pipelines.stages.result import Result
-
-    step = suggest_command(outcome) if isinstance(outcome, Result) else None
-    return None if step is None else escaping.line(f"next: {step}")
 
 
 def _env_option(run: Path | None) -> str:

@@ -13,7 +13,6 @@ from functools import reduce
 
 import numpy as np
 
-from pipelines.errors import InputMissing
 from pipelines.registry import Registry
 
 
@@ -95,22 +94,9 @@ class GoalSequenceRule:
         return shown, reward, success
 
 
+# Of environments by name; a package adds one by an entry point `amago.goal_rule`, or `amago.goal_sequence` where goals
+# come in order.
 GOAL_RULES = Registry("goal rule", {"goal-frozen-lake": "pipelines.envs.suites.goal_frozen_lake:GOAL_RULE"})
-
-
-def goal_rule(env: str) -> GoalRule:
-    """Find the rule of environment `env`. InputMissing where it has none.
-
-    A package adds one by an entry point `amago.goal_rule` with the environment's name.
-    """
-    if env not in GOAL_RULES.names():
-        raise InputMissing(
-            f"environment '{env}' has no goal rule: its trajectories cannot be given other goals",
-            hint=f"environments with one: {', '.join(GOAL_RULES.names())}",
-        )
-    return GOAL_RULES.get(env)
-
-
 GOAL_SEQUENCES = Registry(
     "goal sequence",
     {
@@ -118,16 +104,3 @@ GOAL_SEQUENCES = Registry(
         "mazerunner": "pipelines.envs.suites.mazerunner:GOAL_RULE",
     },
 )
-
-
-def goal_sequence(env: str) -> GoalSequenceRule:
-    """Find the rule of environment `env`, whose goals come in order. InputMissing where it has none.
-
-    A package adds one by an entry point `amago.goal_sequence` with the environment's name.
-    """
-    if env not in GOAL_SEQUENCES.names():
-        raise InputMissing(
-            f"environment '{env}' has no goals in order: its trajectories cannot be given other instructions",
-            hint=f"environments with them: {', '.join(GOAL_SEQUENCES.names())}",
-        )
-    return GOAL_SEQUENCES.get(env)

@@ -176,11 +176,15 @@ def require(found: Mapping[str, Agreement]) -> None:
             )
 
 
-def encode_files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dict[str, bytes]:
-    """Encode the files of the proof: the recording, and the report on all forms."""
+def encode_files(
+    recording: Mapping[str, np.ndarray], found: Mapping[str, Agreement], evaluations: Mapping[str, Any]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Encode the files of the proof: the recording, and the report on all forms, which is also returned."""
     file = io.BytesIO()
     np.savez_compressed(file, **recording)  # type: ignore[arg-type]
-    return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}
+    forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
+    report = {"forms": forms, "evaluations": dict(evaluations)}
+    return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}, report
 
 
 def read_scores(found: Bundle) -> dict[str, Any] | None:
@@ -190,9 +194,3 @@ def read_scores(found: Bundle) -> dict[str, Any] | None:
     with found.understood():
         scores = json.loads(read_checked(found.path, REPORT, found.record))["evaluations"].get("original")
         return dict(scores) if scores else None
-
-
-def make_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the contents of parity.json."""
-    forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
-    return {"forms": forms, "evaluations": dict(evaluations)}

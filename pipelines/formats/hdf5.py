@@ -53,7 +53,7 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     except OSError as error:
         if not h5py.is_hdf5(path):
             raise IntegrityError(f"'{path}' is not an HDF5 file", hint="fetch it again") from error
-        raise _as_damage(path, error) from error
+        raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
 
 def _require_sound_heaps(path: Path, *, length_bytes: int) -> None:
@@ -131,7 +131,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, KeyError, EOFError) as error:
-        raise _as_damage(path, error) from error
+        raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
 
 def open_array(group: Any, name: str, *, path: Path) -> Any:
@@ -174,7 +174,3 @@ def as_scalar(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _as_damage(path: Path, error: BaseException) -> IntegrityError:
-    return IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again")

@@ -178,7 +178,10 @@ class EpisodeValidator:
         if not isinstance(space, Box):
             return self._store(name, space, values, place)
         place.require(_is_finite(values), name, "is not finite", of_step=True)
-        scaled = values if not self.native or is_plain(space) else normalise_actions(values, space)
+        scaled = values
+        if self.native and not is_plain(space):  # to [-1, 1]: the inverse of `restore_actions`
+            middle, half = _find_scale(space)
+            scaled = (values.astype(np.float64) - middle) / half
         if space.low is None:
             return scaled.astype(space.dtype, copy=False)
         allowed = 1 + 2 * TOLERANCE
@@ -208,12 +211,6 @@ def _require_numbers(values: np.ndarray, name: str, what: str) -> None:
 def is_plain(space: Box) -> bool:
     """Whether the environment takes actions of this space as they are stored."""
     return space.low is None or (set(space.low) <= {-1.0} and set(space.high or ()) <= {1.0})
-
-
-def normalise_actions(values: np.ndarray, space: Box) -> np.ndarray:
-    """Scale (n, *shape) actions of the environment to float64 in [-1, 1]. Inverse of `restore_actions`."""
-    middle, half = _find_scale(space)
-    return (values.astype(np.float64) - middle) / half
 
 
 def restore_actions(values: np.ndarray, space: Box) -> np.ndarray:

@@ -330,23 +330,6 @@ def add_title(spec: Mapping[str, Any], title: str, theme: Theme) -> dict[str, An
     return {"$schema": _SCHEMA, **named, **spec, "config": config}
 
 
-def draw_adaptation(
-    path: Path, series: Sequence[Series], *, title: str = "", metric: str = "success", unit: str = "attempt"
-) -> Path:
-    """Draw `metric` by attempt (1, 2, ...) at `path`; an agent that adapts rises from left to right."""
-    share = metric == "success"
-    chart = Lines(series=series, x_title=f"{unit} in the episode", y_title=metric, share=share, whole=True)
-    return chart.draw(path, title=title)
-
-
-def draw_learning(
-    path: Path, series: Sequence[Series], *, title: str = "", metric: str = "return", unit: str = "gradient updates"
-) -> Path:
-    """Draw `metric` at `path` against the x of its series (updates or environment steps)."""
-    chart = Lines(series=series, x_title=unit, y_title=metric, share=metric == "success")
-    return chart.draw(path, title=title)
-
-
 def draw(path: Path, spec: Mapping[str, Any]) -> Path:
     """Draw a Vega-Lite specification with its data as PNG, or as SVG where the name ends so."""
     import vl_convert

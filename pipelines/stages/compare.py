@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Series, draw_learning, is_a_curve
+from pipelines.report.charts import Lines, Series, is_a_curve
 from pipelines.runs.comparison import (
     Axis,
     GroupCurve,
@@ -110,7 +110,7 @@ def _write_curves(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis
     ]
     what = metric.removesuffix("_mean")
     title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
-    draw_learning(to, series, title=title, metric=what, unit=_UNITS[axis])
+    Lines(series=series, x_title=_UNITS[axis], y_title=what, share=what == "success").draw(to, title=title)
 
 
 def _describe_interval(name: str, score: ScoreInterval | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.errors import RequirementNotMet
 from pipelines.evaluation import gate
-from pipelines.report.charts import Series, draw_adaptation
+from pipelines.report.charts import Lines, Series
 from pipelines.runs.evaluations import Standard, name_mode
 from pipelines.stages.result import Result, Table
 
@@ -121,7 +121,9 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
         series += [Series(name=name, values=values, reference=True) for name, values in known]
         to = directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png")
         title = f"Adaptation: {next(iter(reports.values()))['env']['name']}"
-        pictures.append(draw_adaptation(to, series, title=title, metric=kind))
+        share = kind == "success"
+        chart = Lines(series=series, x_title="attempt in the episode", y_title=kind, share=share, whole=True)
+        pictures.append(chart.draw(to, title=title))
     return pictures
 
 

@@ -225,8 +225,8 @@ class _Proof:
             step = forms.open_form(form, files[forms.FILES[form]], record, parity.ACTORS)
             agreements[form] = parity.compare(recording, step, forms.choose_limits(form, record), listener=listener)
         parity.require(agreements)
-        report = parity.make_report(agreements, self._evaluate(files, record))
-        files |= parity.encode_files(recording, report)
+        proof, report = parity.encode_files(recording, agreements, self._evaluate(files, record))
+        files |= proof
         record["parity"] = vars(forms.choose_limits(forms.ONNX, record))
         return files, record, report
 

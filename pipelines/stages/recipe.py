@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.rollout.environment import env_model
-from pipelines.stages.choices import Budget
 from pipelines.stages.library import default_run
 from pipelines.stages.make_recipe import begin, make_budget
 from pipelines.stages.result import Result
@@ -78,8 +77,14 @@ def run(
         def settle(chosen: Mapping[str, Any]) -> Settings:
             return resolve(document, assignments, env_model=env_model, stored=chosen, source=name or "call")
 
-        budget = make_budget(minutes, steps)
-        return _run_without_recipe(directory, budget, given, settle, fresh=fresh, listener=listener)
+        budget, env_name = make_budget(minutes, steps), settle({}).env.name
+        if not env_name:
+            raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
+        place = RunDirectory(directory if directory is not None else default_run(env_name))
+        begun = begin(place, budget, given, settle, fresh=fresh, listener=listener)
+        from pipelines.stages import run as stage
+
+        return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)
     if minutes is not None or steps is not None:
         raise UsageError("minutes and steps are for runs without stages", hint="leave minutes and steps out")
     resolved = resolve(document, assignments, env_model=env_model, source=name)
@@ -89,25 +94,6 @@ def run(
 
     described = describe_recipe(name, document, assignments, resolved, env_model=env_model)
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
-
-
-def _run_without_recipe(
-    directory: Path | str | None,
-    budget: Budget,
-    given: Mapping[str, Any],
-    settle: Callable[[Mapping[str, Any]], Settings],
-    *,
-    fresh: bool,
-    listener: Listener,
-) -> Result:
-    name = settle({}).env.name
-    if not name:
-        raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
-    place = RunDirectory(directory if directory is not None else default_run(name))
-    begun = begin(place, budget, given, settle, fresh=fresh, listener=listener)
-    from pipelines.stages import run as stage
-
-    return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:

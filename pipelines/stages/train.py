@@ -246,12 +246,9 @@ def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -
         [each for each in some if not any(is_same(each, other) for other in others)]
         for some, others in ((before, after), (after, before))
     )
-    return (
-        *(f"--from-lake {_format_share(each)}: no longer given" for each in gone),
-        *(f"--from-lake {_format_share(each)}: not given before" for each in new),
+    return tuple(
+        f"--from-lake {each['lake']}:{each['weight']:g}{last}: {what}"
+        for some, what in ((gone, "no longer given"), (new, "not given before"))
+        for each in some
+        for last in ["" if each["last"] == each["weight"] else f"..{each['last']:g}"]
     )
-
-
-def _format_share(lake: dict[str, Any]) -> str:
-    last = f"..{lake['last']:g}" if lake["last"] != lake["weight"] else ""
-    return f"{lake['lake']}:{lake['weight']:g}{last}"

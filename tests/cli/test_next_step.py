@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.next_step import line
+from amago_cli.next_step import suggest_command
 from amago_cli.render.output import Document
 from pipelines.stages.result import Result
 from tests.cli.conftest import Amago
@@ -31,7 +31,7 @@ RUN = Path("runs/a b")
     ],
 )
 def test_result_suggests_the_next_stage(result: Result, step: str) -> None:
-    assert line(result) == f"next: {step}"
+    assert suggest_command(result) == step
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_result_suggests_the_next_stage(result: Result, step: str) -> None:
     [Result(command="lake info"), Result(command="train", run=RUN, status="failed"), Document(text="x")],
 )
 def test_answers_and_failures_suggest_nothing(outcome: Result | Document) -> None:
-    assert line(outcome) is None
+    assert suggest_command(outcome) is None
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,19 @@ def test_answers_and_failures_suggest_nothing(outcome: Result | Document) -> Non
 )
 def test_evaluating_an_environment_of_the_user_s_own_names_its_module(tmp_path: Path, env: str, option: str) -> None:
     (tmp_path / "config.toml").write_text(f'env.name = "{env}"\n')
-    assert line(Result(command="train", run=tmp_path)) == f"next: amago evaluate {tmp_path}{option}"
+    assert suggest_command(Result(command="train", run=tmp_path)) == f"amago evaluate {tmp_path}{option}"
 
 
 def test_an_exported_page_is_opened(tmp_path: Path) -> None:
     (tmp_path / "page.html").touch()
-    assert line(Result(command="export", outputs=[tmp_path])) == f"next: python -m webbrowser {tmp_path}/page.html"
+    assert suggest_command(Result(command="export", outputs=[tmp_path])) == f"python -m webbrowser {tmp_path}/page.html"
 
 
 def test_relabelling_the_lake_of_a_run_suggests_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
-    assert line(Result(command="relabel", lake=str(tmp_path / "lake"))) == f"next: amago train --from-lake {tmp_path}"
+    assert (
+        suggest_command(Result(command="relabel", lake=str(tmp_path / "lake"))) == f"amago train --from-lake {tmp_path}"
+    )
 
 
 def test_suggestion_is_on_stderr_and_neither_quiet_nor_in_json(amago: Amago) -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.goals import goal_rule, goal_sequence
+from pipelines.envs.goals import GOAL_SEQUENCES
 from pipelines.envs.make import make
 from pipelines.envs.suites import mazerunner
 from pipelines.envs.suites.lake_maps import is_held_out
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import UsageError
 from tests.envs.literal import assert_equal
 from tests.envs.literal_maze import LiteralMazeRunner, grow
 from tests.tiers import crossed, some
@@ -132,7 +132,7 @@ def test_impossible_wishes_are_refused(monkeypatch):
 @pytest.mark.parametrize("good", [0.3, 0.9])
 def test_the_goal_rule_replays_what_the_maze_said(good):
     env = made(num_envs=12, size=9, goals=3, max_episode_steps=80)
-    rule = goal_sequence("mazerunner")
+    rule = GOAL_SEQUENCES.get("mazerunner")
     rng = np.random.default_rng(0)
     rows = [(env.reset(), np.zeros(12, dtype=np.float32), np.zeros(12, dtype=bool))]
     ends = np.full(12, 80)
@@ -151,7 +151,7 @@ def test_the_goal_rule_replays_what_the_maze_said(good):
 
 def test_the_goal_rule_by_hand():
     """On a line: the first row reaches nothing, a goal out of turn is not reached, one that is done is passed."""
-    rule = goal_sequence("mazerunner")
+    rule = GOAL_SEQUENCES.get("mazerunner")
     path = np.array([[[x, 0.0]] for x in (1, 2, 1, 3, 2)], dtype=np.float32)
     goals = np.array([[-1, -1], [1, 0], [2, 0]], dtype=np.float32)
     shown, reward, success = rule.replay(path, goals)
@@ -162,13 +162,6 @@ def test_the_goal_rule_by_hand():
     shown, reward, success = rule.replay(path[:1], goals)
     assert not reward.any()
     assert not success.any()
-
-
-def test_environments_without_goals_in_order_say_so():
-    with pytest.raises(InputMissing, match="no goals in order"):
-        goal_sequence("tmaze")
-    with pytest.raises(InputMissing, match="no goal rule"):
-        goal_rule("mazerunner")
 
 
 @pytest.mark.system

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config.settings import GoalSettings
-from pipelines.envs.goals import goal_rule
+from pipelines.envs.goals import GOAL_RULES
 from pipelines.errors import InputMissing, UsageError
 from pipelines.relabelers.base import Chain, Context
 from tests.envs.literal import LiteralGoalFrozenLake
@@ -21,7 +21,7 @@ STRATEGIES = ("final", "future", "random")
 @examples(15)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES))
 def test_replay_through_the_goal_rule_and_the_literal_environment(seed, strategy):
-    rule = goal_rule("goal-frozen-lake")
+    rule = GOAL_RULES.get("goal-frozen-lake")
     schema, found = collected("goal-frozen-lake", seed=seed, size=3, max_episode_steps=12)
     before = [{name: column.copy() for name, column in each.columns.items()} for each in found]
     chain = Chain([f"hindsight:{strategy}"], Context(schema=schema, env="goal-frozen-lake"), seed=seed)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.envs.goals import GoalSequenceRule, goal_sequence, is_same
+from pipelines.envs.goals import GOAL_SEQUENCES, GoalSequenceRule, is_same
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
@@ -53,7 +53,7 @@ def assert_replays(rule, base, whole, success):
 @examples(10)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES), goals=st.integers(1, 5))
 def test_mazes_replay_through_the_rule_and_through_a_literal_maze(seed, strategy, goals):
-    rule = goal_sequence("mazerunner")
+    rule = GOAL_SEQUENCES.get("mazerunner")
     schema, found = collected("mazerunner", seed=seed, steps=320, size=9, goals=goals, max_episode_steps=40)
     chain = Chain([strategy], Context(schema=schema, env="mazerunner"), seed=seed)
     derived = derive(chain, found)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.report.charts import Series, draw_adaptation, draw_learning
+from pipelines.report.charts import Lines, Series
 
 CURVES = (
     Series(name="random", values=[0.1] * 5, reference=True),
@@ -15,6 +16,11 @@ CURVES = (
     Series(name="before training", values=[0.1] * 5, low=[0.05] * 5, high=[0.15] * 5),
     Series(name="after training", values=[0.4, 0.6, 0.7, 0.75, 0.8], low=[0.3] * 5, high=[0.9] * 5),
 )
+
+
+def draw_adaptation(path: Path, series: Sequence[Series], *, title: str = "") -> Path:
+    chart = Lines(series=series, x_title="attempt in the episode", y_title="success", share=True, whole=True)
+    return chart.draw(path, title=title)
 
 
 def size(path: Path) -> tuple[int, int]:
@@ -38,7 +44,8 @@ def test_one_attempt_is_a_picture_too(tmp_path: Path) -> None:
 def test_learning_curves_of_metrics_other_than_shares(tmp_path: Path) -> None:
     whole = Series(name="seed 0", values=[10.0, 200.0, 480.0], x=[0, 500, 1000])
     series = [whole, Series(name="cut short", values=[10.0, 20.0], x=[0, 500])]
-    assert size(draw_learning(tmp_path / "l.png", series, metric="return", title="CartPole"))
+    chart = Lines(series=series, x_title="gradient updates", y_title="return", share=False)
+    assert size(chart.draw(tmp_path / "l.png", title="CartPole"))
 
 
 def test_the_picture_changes_with_the_data(tmp_path: Path) -> None:

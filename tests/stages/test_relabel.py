@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.envs.goals import goal_rule
+from pipelines.envs.goals import GOAL_RULES
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Notice, Progress
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
@@ -36,7 +36,7 @@ def test_every_relabelled_trajectory_obeys_the_goal_rule(lake: Path) -> None:
     found = derived(lake)
     assert result.metrics["trajectories"] == len(found) > 10
     for trajectory in found:
-        reward, success = goal_rule("goal-frozen-lake").outcome(trajectory.columns)
+        reward, success = GOAL_RULES.get("goal-frozen-lake").outcome(trajectory.columns)
         np.testing.assert_array_equal(trajectory.columns["reward"], reward)
         np.testing.assert_array_equal(np.flatnonzero(success), [trajectory.length])
         assert trajectory.columns["terminated"][-1] == 1

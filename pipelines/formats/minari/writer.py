@@ -146,7 +146,12 @@ class _Form:
         paths = find_paths([name for name in spaces if name not in lengths])
         action = _convert(schema.spaces.action, action=True)
         found = environment.get("observation_space") or {}
-        leaves = {name: _find_leaf(found, path) for name, path in paths.items()}
+        leaves: dict[str, Mapping[str, Any]] = {}  # {} where the environment's spaces have no such part
+        for name, path in paths.items():
+            space = found
+            for key in path:
+                space = (space.get("subspaces") or {}).get(key, {}) if space.get("type") == "Dict" else {}
+            leaves[name] = space
         if len(leaves) == _count_leaves(found) and all(_is_same(leaf, spaces[name]) for name, leaf in leaves.items()):
             columns: dict[str, tuple[str, Any]] = {}
             for name, path in paths.items():
@@ -198,13 +203,6 @@ def _put(group: Any, name: str, values: np.ndarray) -> None:
     # Only chunks have checksums. A small array is one chunk, whose index this layout keeps in a few bytes.
     chunks = True if packed else tuple(max(size, 1) for size in values.shape)
     group.create_dataset(name, data=values, chunks=chunks, **CHECKED, **(GZIP if packed else {}))
-
-
-def _find_leaf(space: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """Find the space at the end of a path; {} if there is none."""
-    for key in path:
-        space = (space.get("subspaces") or {}).get(key, {}) if space.get("type") == "Dict" else {}
-    return space
 
 
 def _count_leaves(space: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ pytest.importorskip("crafter")
 
 import crafter
 
-from pipelines.envs.goals import goal_sequence
+from pipelines.envs.goals import GOAL_SEQUENCES
 from pipelines.envs.make import make
 from pipelines.envs.suites import crafter_goals as words
 from pipelines.envs.suites.crafter import Crafter, CrafterSettings
@@ -180,7 +180,7 @@ def test_other_goals_are_replayed_as_the_world_itself_would_have_paid_them():
                 break
         return np.stack([o["achieved"] for o in shown]), np.stack([o["goals"] for o in shown]), np.array(rewards)
 
-    rule = goal_sequence("crafter")
+    rule = GOAL_SEQUENCES.get("crafter")
     achieved, _, _ = played("2: make iron sword")  # never reached, so the whole path is known
     for asked in ("travel 30 30, collect sapling, travel 30 25", "wake up", "travel 30 30, travel 30 30"):
         mine, goals, rewards = played(f"2: {asked}")
