@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,11 @@ from tests.cli.conftest import TINY
 
 COMMAND = [sys.executable, "-m", "amago_cli", "train"]
 ALONE = ("train.grad_accumulation=4", "train.log_every=1", "train.checkpoint_every=1000")
+
+
+def find_free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def environment() -> dict[str, str]:

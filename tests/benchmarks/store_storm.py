@@ -27,11 +27,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from amago_cli.ranks import _free_port  # noqa: E402
 from pipelines.lake.folders import is_rewritten  # noqa: E402
 from pipelines.lake.wal import parse  # noqa: E402
 from tests.cli.conftest import tiny  # noqa: E402
 from tests.conftest import Server  # noqa: E402
+from tests.ranks import find_free_port  # noqa: E402
 
 BUCKET = "storm"
 LAKE = f"s3://{BUCKET}/lake"
@@ -85,7 +85,7 @@ class Storm:
         self.server = Server()
         self._held.callback(self.server.stop)
         self.direct = int(self.server.url.rpartition(":")[2])
-        self.port = _free_port()
+        self.port = find_free_port()
         self._proxy = self._start_proxy("--seed", seed)
         self._held.callback(lambda: self._proxy.kill())
         self._make_bucket()

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import distributed
 
-from amago_cli.ranks import _free_port
 from pipelines.nets import ranks
 from pipelines.training.learner import Learner
-from tests.ranks import lines, small_lake, train
+from tests.ranks import find_free_port, lines, small_lake, train
 from tests.tiers import crossed
 from tests.training.test_learner import batch, learner
 
@@ -30,7 +29,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The device of this process, which is the only rank of a group."""
     found = torch.device(request.param)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in (variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}).items():
+    for name, value in (variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}).items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as joining:
         joining.setattr(ranks, "count_ranks", lambda: 2)  # else nothing is joined

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from amago_cli.ranks import _free_port
 from pipelines.config.host import find_host_ranks
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.view import View
 from pipelines.errors import UsageError
 from pipelines.lake.store import Lake
 from pipelines.nets import ranks
-from tests.ranks import COMMAND, environment, lines, small_lake, words
+from tests.ranks import COMMAND, environment, find_free_port, lines, small_lake, words
 
 UPDATES, BATCH, WINDOW = 6, 16, 16
 
@@ -31,7 +30,7 @@ def on_two_hosts(
     lake: Path, run: Path, *options: str, without: str = "", **settings: object
 ) -> list[subprocess.CompletedProcess[str]]:
     """Call `amago train` as one rank on each of two hosts."""
-    port = str(_free_port())
+    port = str(find_free_port())
     chosen = {"train__shard": "host", "train__batch_size": BATCH, "train__rank_timeout": 600, **settings}
     command = [*COMMAND, *words(lake, run, "--steps", str(UPDATES), *options, **chosen), "--output", "json"]
     started = []

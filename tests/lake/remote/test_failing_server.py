@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.ranks import _free_port
 from pipelines.lake.bucket import AlreadyWritten, Bucket, Location
 from tests.benchmarks.failing_proxy import Proxy
 from tests.conftest import Server, use
+from tests.ranks import find_free_port
 
 
 class Scripted(Proxy):
@@ -25,7 +25,7 @@ class Scripted(Proxy):
 
 @pytest.fixture
 def proxy(s3_server: Server, tmp_path: Path) -> Iterator[Scripted]:
-    port = _free_port()
+    port = find_free_port()
     made = Scripted(port, int(s3_server.url.rpartition(":")[2]), str(tmp_path / "log"), share=0, seed=0)
     made.script = []
     thread = threading.Thread(target=made.serve_forever, daemon=True)
