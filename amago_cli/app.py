@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(outcome, int):  # --help and --version have already printed
                 return outcome
             if isinstance(outcome, ranks.Launch):
-                return ranks.launch(outcome)
+                return outcome.run()
             if not is_main():
                 return 0
             if (then := getattr(outcome, "then", None)) is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CODE = (
     "import sys; sys.path[:] = {path!r}; sys.argv[0] = 'amago'\n"
-    "from pipelines.processes import stop_with_parent; stop_with_parent()\n"
+    "from pipelines.processes import end_with_parent; end_with_parent(safely=True)\n"
     "from amago_cli.app import main; sys.exit(main())"
 )
 _OPEN, _CLOSE, _QUOTES = "[{", "]}", "\"'"

@@ -49,6 +49,56 @@ class Launch:
     arguments: Sequence[str]
     timeout_seconds: float
 
+    def run(self) -> int:
+        """Run the processes, and return the exit code of the first that failed, 0 if none did. Rank 0 prints the
+        result.
+
+        When one fails, or this process gets a signal, the others are signalled as well; those that are still there
+        after `timeout_seconds` are killed. StageFailed if rank 0 was killed: it has printed nothing.
+
+        torchrun's launcher does the same, but imports torch, which costs 350 MB and seconds, and always waits 30 s.
+        """
+        import socket
+
+        from pipelines.config.host import count_cores
+
+        with socket.create_server(("localhost", 0)) as server:
+            port = server.getsockname()[1]  # free once the server is closed
+        shared = {
+            **os.environ,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // self.ranks))),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(self.ranks)),
+            "AMAGO_LAUNCHER": str(os.getpid()),
+        }
+        received: list[int] = []
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+            _send(processes, number)
+
+        processes: list[subprocess.Popen[bytes]] = []
+        before = {number: signal.signal(number, pass_on) for number in handled_signals()}
+        try:
+            for number in range(self.ranks):
+                own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                # A session of its own: a terminal's Ctrl-C reaches the ranks once, by this process.
+                command = [sys.executable, "-m", "amago_cli", *self.arguments]
+                processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))
+            for number in received:  # while the ranks were started
+                _send(processes, number)
+            codes = _wait(processes, received, self.timeout_seconds)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if not any(codes.values()):
+            return 0
+        return 128 + received[0] if received else _exit_code({rank: code for rank, code in codes.items() if code})
+
 
 def plan_launch(invocation: Invocation, train: TrainSettings) -> Launch | None:
     """Plan the processes that repeat this call; None if it is one of them or needs no others."""
@@ -57,56 +107,6 @@ def plan_launch(invocation: Invocation, train: TrainSettings) -> Launch | None:
     if train.ranks == 1 or count_ranks() > 1:
         return None
     return Launch(ranks=train.ranks, arguments=invocation.arguments, timeout_seconds=train.rank_timeout)
-
-
-def launch(launch: Launch) -> int:
-    """Run the processes, and return the exit code of the first that failed, 0 if none did. Rank 0 prints the result.
-
-    When one fails, or this process gets a signal, the others are signalled as well; those that are still there after
-    the launch's timeout are killed. StageFailed if rank 0 was killed: it has printed nothing.
-
-    torchrun's launcher does the same, but imports torch, which costs 350 MB and seconds, and always waits 30 s.
-    """
-    import socket
-
-    from pipelines.config.host import count_cores
-
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]  # free once the server is closed
-    shared = {
-        **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, count_cores() // launch.ranks))),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(launch.ranks)),
-        "AMAGO_LAUNCHER": str(os.getpid()),
-    }
-    received: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        _send(processes, number)
-
-    processes: list[subprocess.Popen[bytes]] = []
-    before = {number: signal.signal(number, pass_on) for number in handled_signals()}
-    try:
-        for number in range(launch.ranks):
-            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            # A session of its own: a terminal's Ctrl-C reaches the ranks once, by this process.
-            command = [sys.executable, "-m", "amago_cli", *launch.arguments]
-            processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))
-        for number in received:  # while the ranks were started
-            _send(processes, number)
-        codes = _wait(processes, received, launch.timeout_seconds)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if not any(codes.values()):
-        return 0
-    return 128 + received[0] if received else _exit_code({rank: code for rank, code in codes.items() if code})
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int], timeout: float) -> dict[int, int]:

@@ -65,23 +65,19 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait()
 
 
-def end_with_parent() -> None:
-    """End this process, even in the middle of its work, soon after its parent has ended for whatever reason."""
-    _when_orphaned(lambda: os._exit(0))
+def end_with_parent(*, safely: bool = False) -> None:
+    """End this process, even in the middle of its work, soon after its parent has ended for whatever reason.
 
-
-def stop_with_parent() -> None:
-    """Send SIGTERM to this process soon after its parent has ended, so that it stops at its next safe point."""
-    _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
-def _when_orphaned(act: Callable[[], None]) -> None:
+    `safely`: send SIGTERM to this process instead, so that it stops at its next safe point.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_SECONDS)
-        act()
+        if not safely:
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 

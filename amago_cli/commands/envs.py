@@ -53,7 +53,7 @@ def envs(
 
 
 def _describe(name: str) -> Any:
-    from pipelines.envs.make import entry_of, is_users, make, parameters, requirement
+    from pipelines.envs.make import is_users, make, parameters, requirement, resolve
     from pipelines.envs.workers import WorkerEnv
     from pipelines.lake.spaces import space_to_json
     from pipelines.stages.result import Result, Table
@@ -70,7 +70,7 @@ def _describe(name: str) -> Any:
     make_env: Any = partial(WorkerEnv, workers=1) if is_users(name) else make
     with contextlib.closing(make_env(name, num_envs=1, seed=0)) as env:
         spec = env.spec
-    entry = entry_of(name)
+    _, entry = resolve(name)
     extra, _ = requirement(name)
     spaces = {**spec.spaces.observation, "action": spec.spaces.action}
     described = {column: space_to_json(space) for column, space in spaces.items()}

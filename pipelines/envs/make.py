@@ -50,7 +50,7 @@ def make(
     >>> env.reset()["obs"].shape
     (2, 2)
     """
-    target, entry = _resolve(name)
+    target, entry = resolve(name)
     suite = entry.load(name)
     model = suite.Settings
     if isinstance(params, SettingsModel):
@@ -68,12 +68,12 @@ def make(
 
 def settings_model(name: str) -> type[SettingsModel]:
     """Find the model of the parameters of environment `name`. Errors as for `make`."""
-    return _resolve(name)[1].load(name).Settings
+    return resolve(name)[1].load(name).Settings
 
 
 def parameters(name: str) -> list[Parameter]:
     """List the parameters of environment `name`: those of its model, and of a user's own constructor."""
-    target, entry = _resolve(name)
+    target, entry = resolve(name)
     suite = entry.load(name)
     listed = [
         Parameter(
@@ -90,7 +90,7 @@ def parameters(name: str) -> list[Parameter]:
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
     """Raise InputMissing if making environment `name` would import a module whose name was only read from a file.
     `make` checks this itself; a caller that has another process make it checks first."""
-    target, entry = _resolve(name)
+    target, entry = resolve(name)
     suite = entry.load(name)
     if hasattr(suite, "require_trust"):
         suite.require_trust(target, params)
@@ -102,7 +102,7 @@ def is_users(name: str) -> bool:
     >>> is_users("tmaze"), is_users("mymaze:Maze"), is_users("gym:mymaze:Maze-v0")
     (False, True, True)
     """
-    target, entry = _resolve(name)
+    target, entry = resolve(name)
     return entry is USER_ENTRY or (target.startswith("gym:") and target.count(":") > 1)
 
 
@@ -113,7 +113,7 @@ def requirement(name: str) -> tuple[str | None, bool]:
     >>> requirement("tmaze")
     (None, True)
     """
-    target, entry = _resolve(name)
+    target, entry = resolve(name)
     if entry.extra is None and target.startswith("gym:"):
         return entry.load(target).find_requirement(target)
     return entry.extra, entry.installed
@@ -130,12 +130,7 @@ def catalogue() -> list[Entry]:
     return [*ENTRIES, *sorted(plugged, key=lambda entry: entry.name)]
 
 
-def entry_of(name: str) -> Entry:
-    """Find the catalogue's entry for environment `name`. UsageError: no such environment."""
-    return _resolve(name)[1]
-
-
-def _resolve(name: str) -> tuple[str, Entry]:
+def resolve(name: str) -> tuple[str, Entry]:
     """Find what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
     entry = _find_ours(name)
     for point in entry_points(_KIND):

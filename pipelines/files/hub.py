@@ -81,15 +81,51 @@ class HubAddress:
         """Replace the revision by the commit that it stands for."""
         return replace(self, revision=_find_commit(self).name)
 
-    def require_library(self) -> None:
-        """Raise InputMissing unless huggingface_hub is installed."""
-        _import_library(self)
+    @property
+    def folder(self) -> Path:
+        """Where the commits of the repository are kept."""
+        return cache_home() / "hub" / self.kind / self.repository
+
+    def import_library(self) -> Any:
+        """Import huggingface_hub, which then neither draws bars nor logs. InputMissing where it is not installed."""
+        require_package("huggingface_hub", "hub", f"'{self}'")
+        import huggingface_hub
+        from huggingface_hub import utils
+
+        quiet: Any = utils
+        quiet.disable_progress_bars()
+        quiet.logging.set_verbosity_error()
+        return huggingface_hub
+
+    @contextlib.contextmanager
+    def explain_errors(self, action: str = "fetch") -> Iterator[None]:
+        """Turn whatever the library raises, which depends on its version, into InputMissing."""
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except AmagoError:
+            raise
+        except errors.GatedRepoError as error:
+            hint = f"accept its conditions on the page of {self.repository}, and log in: hf auth login"
+            raise InputMissing(f"'{self}' is only for those who accepted its conditions", hint=hint) from error
+        except errors.RevisionNotFoundError as error:
+            raise InputMissing(f"'{self}': there is no revision '{self.revision or 'main'}'") from error
+        except errors.RepositoryNotFoundError as error:
+            what = "data set" if self.kind == "datasets" else "model"
+            hint = "check its name; log in for a private one: hf auth login"
+            raise InputMissing(f"'{self}': the Hub shows no {what} '{self.repository}'", hint=hint) from error
+        except Exception as error:
+            hint = "repeat the command when the Hub can be reached, or fetch it elsewhere and give its path"
+            if action != "fetch":
+                hint = "log in with a token that may write there: hf auth login; or export to a directory"
+            raise InputMissing(f"cannot {action} '{self}': {reason(error)}", hint=hint) from error
 
     def upload(self, folder: Path) -> None:
         """Upload the files of a folder to this address in one commit; the repository is made if it is missing.
         InputMissing if the Hub cannot be reached, or refuses it."""
-        library = _import_library(self)
-        with _explain(self, "upload to"):
+        library = self.import_library()
+        with self.explain_errors("upload to"):
             hub = library.HfApi(endpoint=_find_endpoint())
             where = {"repo_type": self.kind.removesuffix("s"), "repo_id": self.repository}
             hub.create_repo(**where, exist_ok=True)
@@ -143,7 +179,7 @@ class _Commit:
     @property
     def folder(self) -> Path:
         """Named as the repository is, since an importer names what it reads after its folder."""
-        return _folder(self.address) / self.name / self.address.repository.partition("/")[2]
+        return self.address.folder / self.name / self.address.repository.partition("/")[2]
 
     def fetch(self, names: Iterable[str], listener: Listener) -> Path:
         """Fetch the files that are missing, and return the folder of the commit."""
@@ -168,7 +204,7 @@ class _Commit:
                 f"'{self.address}' has {total:,} bytes to fetch, and '{cache_home()}' {free:,} free",
                 hint="name fewer files of it: hf://ORG/NAME/PATH; AMAGO_CACHE names another disk",
             )
-        library = _import_library(self.address)
+        library = self.address.import_library()
 
         def download(name: str) -> str:
             library.hf_hub_download(
@@ -181,7 +217,7 @@ class _Commit:
             )
             return name
 
-        with ThreadPoolExecutor(_PARALLEL) as pool, _explain(self.address):
+        with ThreadPoolExecutor(_PARALLEL) as pool, self.address.explain_errors():
             for name in pool.map(download, names):
                 done += self.files[name]
                 stage = f"fetch {self.address.repository}"
@@ -197,11 +233,11 @@ def is_on_hub(place: Path | str) -> bool:
 def _find_commit(address: HubAddress) -> _Commit:
     """Ask the Hub which commit an address means, and what it has."""
     if _COMMIT.fullmatch(address.revision):
-        known = (read_object(_folder(address) / f"{address.revision}.json") or {}).get("files")
+        known = (read_object(address.folder / f"{address.revision}.json") or {}).get("files")
         if isinstance(known, dict):
             return _Commit(address, address.revision, known)
-    library = _import_library(address)
-    with _explain(address):
+    library = address.import_library()
+    with address.explain_errors():
         found = library.HfApi(endpoint=_find_endpoint()).repo_info(
             address.repository,
             repo_type=address.kind.removesuffix("s"),
@@ -218,49 +254,8 @@ def _find_commit(address: HubAddress) -> _Commit:
     return _Commit(address, commit, shown)
 
 
-def _folder(address: HubAddress) -> Path:
-    return cache_home() / "hub" / address.kind / address.repository
-
-
 def _find_endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
-
-
-def _import_library(address: HubAddress) -> Any:
-    """Import huggingface_hub, which then neither draws bars nor logs. InputMissing where it is not installed."""
-    require_package("huggingface_hub", "hub", f"'{address}'")
-    import huggingface_hub
-    from huggingface_hub import utils
-
-    quiet: Any = utils
-    quiet.disable_progress_bars()
-    quiet.logging.set_verbosity_error()
-    return huggingface_hub
-
-
-@contextlib.contextmanager
-def _explain(address: HubAddress, action: str = "fetch") -> Iterator[None]:
-    """Turn whatever the library raises, which depends on its version, into InputMissing."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except AmagoError:
-        raise
-    except errors.GatedRepoError as error:
-        hint = f"accept its conditions on the page of {address.repository}, and log in: hf auth login"
-        raise InputMissing(f"'{address}' is only for those who accepted its conditions", hint=hint) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputMissing(f"'{address}': there is no revision '{address.revision or 'main'}'") from error
-    except errors.RepositoryNotFoundError as error:
-        what = "data set" if address.kind == "datasets" else "model"
-        hint = "check its name; log in for a private one: hf auth login"
-        raise InputMissing(f"'{address}': the Hub shows no {what} '{address.repository}'", hint=hint) from error
-    except Exception as error:
-        hint = "repeat the command when the Hub can be reached, or fetch it elsewhere and give its path"
-        if action != "fetch":
-            hint = "log in with a token that may write there: hf auth login; or export to a directory"
-        raise InputMissing(f"cannot {action} '{address}': {reason(error)}", hint=hint) from error
 
 
 def _evict(keep: Path) -> None:

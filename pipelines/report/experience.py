@@ -78,9 +78,11 @@ def draw_collection(run: ShownRun, lake: Lake, charts: Charts) -> Markup | None:
         if all(row[key] is None for row in rows):
             continue
         values = [float("nan") if row[key] is None else float(row[key]) for row in rows]
-        curve = Curve(name=f"{name.lower()} while collecting", values=values, along=along, run=run.number)
-        about = f"Mean of {sum(counts) / len(counts):,.0f} episodes at a time, exploration included, by who acted."
-        return charts.lines(f"{name} while collecting", [curve], y=name.lower(), about=about, share=share)
+        curve = Curve(name="collected episodes", values=values, along=along, run=run.number)
+        about = f"Each point is the mean of about {sum(counts) / len(counts):,.0f} episodes, with exploration. It"
+        about += " stands where the policy that played them was saved."
+        title = f"{name} of collected episodes"
+        return charts.lines(title, [curve], y=f"mean {name.lower()}", about=about, share=share)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.evaluations import to_number
+from pipelines.runs.evaluations import as_table, to_number
 
 _MOST_SETTINGS = 2_000
 _STAGES = ("run", "collect", "relabel", "train")
@@ -76,7 +76,7 @@ def show_machine(runs: Sequence[ShownRun]) -> Markup:
 
 def _describe_machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
     record = run.stored.record
-    hardware, compute, versions = (_as_table(record.get(name)) for name in ("hardware", "compute", "versions"))
+    hardware, compute, versions = (as_table(record.get(name)) for name in ("hardware", "compute", "versions"))
     yield "host", text(hardware.get("host"), 100)
     yield "processor", " ".join(text(hardware.get(name), 100) for name in ("machine", "cpu") if hardware.get(name))
     yield "cores", text(hardware.get("cores"), 10)
@@ -95,10 +95,10 @@ def show_commands(runs: Sequence[ShownRun]) -> Markup:
     """List the commands that made the runs, stage by stage with their times, and those that repeat them."""
     made, again = [], []
     for run in runs:
-        stages = _as_table(run.stored.record.get("stages"))
+        stages = as_table(run.stored.record.get("stages"))
         lines = []
         for stage in dict.fromkeys((*_STAGES, *stages)):
-            entry = _as_table(stages.get(stage))
+            entry = as_table(stages.get(stage))
             argv = entry.get("argv")
             if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
                 # The first word is the path of the script, which says nothing and may name a home directory.
@@ -113,7 +113,3 @@ def show_commands(runs: Sequence[ShownRun]) -> Markup:
         element("p", "With exactly these settings, in a directory of its own:") if again else None,
         element("pre", "\n".join(again)) if again else None,
     )
-
-
-def _as_table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

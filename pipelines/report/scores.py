@@ -24,16 +24,6 @@ _AXES: tuple[Axis, ...] = ("updates", "steps", "seconds")
 _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 
 
-def _draw_learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
-    for metric in _METRICS:
-        found = [curve for run in runs for curve in _make_learning_curves(run, metric, count=len(runs))]
-        if found:
-            name = metric.removesuffix("_mean").replace("_", " ")
-            about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
-            about += " Lines join evaluations that follow each other closely."
-            yield charts.lines(name.capitalize(), found, y=name, about=about, share=metric == "success_mean")
-
-
 def _make_learning_curves(run: ShownRun, metric: str, *, count: int) -> Iterator[Curve]:
     """Yield the run's curve for each kind of evaluation: evaluations of one kind have the same tasks and settings.
 
@@ -164,7 +154,14 @@ def format_interval(score: ScoreInterval) -> str:
 
 def show_scores(runs: Sequence[ShownRun], charts: Charts, collected: Markup | None = None) -> Markup | None:
     """Show everything about scores; None if there is nothing. `collected`: the chart of the episodes in the lake."""
-    shown = [*_draw_adaptation(runs, charts), *([collected] if collected else []), *_draw_learning_curves(runs, charts)]
+    shown = [*_draw_adaptation(runs, charts), *([collected] if collected else [])]
+    for metric in _METRICS:
+        found = [curve for run in runs for curve in _make_learning_curves(run, metric, count=len(runs))]
+        if found:
+            name = metric.removesuffix("_mean").replace("_", " ")
+            about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
+            about += " Lines join evaluations that follow each other closely."
+            shown.append(charts.lines(name.capitalize(), found, y=name, about=about, share=metric == "success_mean"))
     if not shown:
         return None
     return join(element("div", *shown, class_="grid"), _tabulate_evaluations(runs))

@@ -143,7 +143,7 @@ class Evaluation:
             return None
         if not 0 <= update < 1 << 53:
             return None
-        env, settings, known = (_table(report.get(name)) for name in ("env", "settings", "known"))
+        env, settings, known = (as_table(report.get(name)) for name in ("env", "settings", "known"))
         greedy, default = settings.get("greedy"), report.get("default_greedy")
         split = _text(settings.get("split"))
         head, _, tail = path.stem.rpartition("-")
@@ -293,9 +293,9 @@ def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]
         alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
         return alike and is_made_by(entry, evaluation, ("train", "test"))
 
-    env = _table(document.get("env"))
+    env = as_table(document.get("env"))
     own = Standard.name_env(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
-    base = _table(document.get("evaluate"))
+    base = as_table(document.get("evaluate"))
     stages = document.get("stages")
     entries = [
         {**base, **entry}
@@ -348,7 +348,7 @@ def name_environments(standards: Sequence[Standard]) -> dict[str, str]:
     'tmaze corridor=5'
     """
     tables: dict[str, Mapping[str, Any]]
-    tables = {standard.env: _table(json.loads(standard.env or "{}")) for standard in standards}
+    tables = {standard.env: as_table(json.loads(standard.env or "{}")) for standard in standards}
     named: dict[str, list[Mapping[str, Any]]] = {}
     for table in tables.values():
         named.setdefault(_text(table.get("name")), []).append(table)
@@ -373,7 +373,8 @@ def to_number(value: Any) -> float | None:
         return None
 
 
-def _table(value: Any) -> Mapping[str, Any]:
+def as_table(value: Any) -> Mapping[str, Any]:
+    """Return a table of a JSON file; an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}
 
 

@@ -85,7 +85,7 @@ def _open_target(place: Path | str) -> Iterator[Path]:
         yield Path(place)
         return
     address = HubAddress.parse(str(place), kind="models")
-    address.require_library()  # before what takes minutes
+    address.import_library()  # before what takes minutes
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / address.repository.partition("/")[2]
         yield to

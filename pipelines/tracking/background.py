@@ -26,7 +26,7 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import Form, parse_object, read_object
 from pipelines.files.locks import hold_exclusively
 from pipelines.files.malformed import reason
-from pipelines.tracking.base import Ending, TrackedRun, Tracker, factory, parse
+from pipelines.tracking.base import Ending, TrackedRun, Tracker, TrackerName
 
 _SECONDS = 2.0  # between two looks at what is new
 _CLOSING_SECONDS = 120.0
@@ -77,7 +77,7 @@ def track_run(
             )
             listener(Notice(stage="track", text=text))
         else:
-            made[name] = factory(name)
+            made[name] = TrackerName.parse(name).find_factory()
     with contextlib.ExitStack() as stack:
         if made:
             try:
@@ -170,7 +170,7 @@ class _Sender:
             config=self._config,
             id=self._sent.id,
         )
-        tracker = self._make(parse(self._name).argument, run)
+        tracker = self._make(TrackerName.parse(self._name).argument, run)
         if tracker.id != self._sent.id:  # a run that was not there before has nothing yet
             self._sent = _SentRecord(id=tracker.id)
             self._store.save(self._name, self._sent)

@@ -70,27 +70,25 @@ class TrackerName(NamedTuple):
     member: str
     argument: str
 
+    @classmethod
+    def parse(cls, text: str) -> TrackerName:
+        """Split the name of a tracker.
 
-def parse(text: str) -> TrackerName:
-    """Split the name of a tracker.
+        >>> TrackerName.parse("wandb:my-project")
+        TrackerName(member='wandb', argument='my-project')
+        """
+        first, _, rest = text.partition(":")
+        if first in _TRACKERS.names() or not rest:
+            return cls(first, rest)
+        attribute, _, argument = rest.partition(":")
+        return cls(f"{first}:{attribute}", argument)
 
-    >>> parse("wandb:my-project")
-    TrackerName(member='wandb', argument='my-project')
-    """
-    first, _, rest = text.partition(":")
-    if first in _TRACKERS.names() or not rest:
-        return TrackerName(first, rest)
-    attribute, _, argument = rest.partition(":")
-    return TrackerName(f"{first}:{attribute}", argument)
+    def find_factory(self) -> Callable[[str, TrackedRun], Tracker]:
+        """Find the class or function that makes the tracker.
 
-
-def factory(text: str) -> Callable[[str, TrackedRun], Tracker]:
-    """Find the class or function that makes the tracker that `text` names.
-
-    UsageError for an unknown name; InputMissing without its package, or for a module that is not trusted.
-    """
-    member = parse(text).member
-    if member in _BUILT_IN:
-        require_package(member, member, f"tracker '{member}'")
-    made: Callable[[str, TrackedRun], Tracker] = _TRACKERS.get(member)
-    return made
+        UsageError for an unknown name; InputMissing without its package, or for a module that is not trusted.
+        """
+        if self.member in _BUILT_IN:
+            require_package(self.member, self.member, f"tracker '{self.member}'")
+        made: Callable[[str, TrackedRun], Tracker] = _TRACKERS.get(self.member)
+        return made

@@ -8,7 +8,7 @@ import pytest
 from pipelines.envs import make as registry
 from pipelines.envs.constructor import list_parameters, refuse_wrong_parameters
 from pipelines.envs.env import Env, EnvSpec
-from pipelines.envs.make import catalogue, entry_of, make
+from pipelines.envs.make import catalogue, make, resolve
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -97,7 +97,7 @@ def test_an_entry_point_gives_its_name_to_what_it_makes(monkeypatch):
     assert make("my-native", num_envs=1, seed=0, params={"size": 1}).spec.name == "my-native"
     line = make("my-line", num_envs=1, seed=0)
     assert (line.spec.name, line.tasks(np.arange(1))) == ("my-line", ["my-line"])
-    assert entry_of("my-line").name == "module:attr"
+    assert resolve("my-line")[1].name == "module:attr"
 
 
 @pytest.mark.parametrize("name", ["tmaze", "atari-mine"])

@@ -18,7 +18,7 @@ from pipelines.events import Event, Notice
 from pipelines.files.locks import hold_exclusively
 from pipelines.tracking import background
 from pipelines.tracking.background import MetricsTail, figures, track_run
-from pipelines.tracking.base import factory, parse
+from pipelines.tracking.base import TrackerName
 from pipelines.training.metrics_log import MetricsLog
 from tests.tracking.memory import BLOCKED, MADE, Memory
 
@@ -263,15 +263,15 @@ def test_figures_are_the_numbers_of_a_line() -> None:
 
 
 def test_trackers_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse("tensorboard") == ("tensorboard", "")
-    assert parse("wandb:team/project") == ("wandb", "team/project")
-    assert parse("mine:Tracker") == ("mine:Tracker", "")
-    assert factory(NAME) is Memory
+    assert TrackerName.parse("tensorboard") == ("tensorboard", "")
+    assert TrackerName.parse("wandb:team/project") == ("wandb", "team/project")
+    assert TrackerName.parse("mine:Tracker") == ("mine:Tracker", "")
+    assert TrackerName.parse(NAME).find_factory() is Memory
     with pytest.raises(UsageError, match="unknown tracker 'wandbb'") as unknown:
-        factory("wandbb")
+        TrackerName.parse("wandbb").find_factory()
     assert unknown.value.hint is not None
     assert "wandb" in unknown.value.hint
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputMissing, match="tracker 'trackio' needs trackio") as missing:
-        factory("trackio:project")
+        TrackerName.parse("trackio:project").find_factory()
     assert missing.value.hint == 'pip install "amago[trackio]"'

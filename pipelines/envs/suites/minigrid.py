@@ -46,10 +46,6 @@ LEVELS = {level: f"BabyAI-{level}-v{int(level == 'GoToObjS6')}" for level in _LE
 _NUMBERS = {word: _FIRST_WORD + number for number, word in enumerate(WORDS)}
 
 
-class _MinigridSettings(SettingsModel):
-    """`minigrid:ID` has no parameters."""
-
-
 class _BabyAISettings(SettingsModel):
     """Parameters of `babyai-multi`."""
 
@@ -121,7 +117,7 @@ class Minigrid(TaskEnv):
     many the share of finished ones is shown.
     """
 
-    Settings: ClassVar[type[SettingsModel]] = _MinigridSettings
+    Settings: ClassVar[type[SettingsModel]] = SettingsModel
     has_success = True
     about = "A grid world seen in part, with an instruction"
     splits = "even seeds for train, odd seeds for test"

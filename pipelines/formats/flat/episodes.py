@@ -56,6 +56,26 @@ class Arrays:
         yield from (self.action, self.reward, self.terminal)
         yield from (values for values in (self.timeout, self.reset) if values is not None)
 
+    def find_breaks(self, marks: np.ndarray, block_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+        """Find, (N,), whether the next observation of a row differs from the observation of the next row; and the next
+        observations of these rows and of those in `marks` by column, unless there are too many to keep.
+        """
+        breaks = np.zeros(self.steps, dtype=bool)
+        kept: dict[str, list[np.ndarray]] = {name: [] for name in self.following}
+        room = max(self.steps // _ENDS_KEPT, 1)
+        for at in range(0, self.steps, block_rows):
+            stop = min(at + block_rows, self.steps)
+            inner = min(stop, self.steps - 1)
+            read = {name: following[at:stop] for name, following in self.following.items()}
+            for name, following in read.items():
+                breaks[at:inner] |= differ(following[: inner - at], self.observation[name][at + 1 : inner + 1])
+            ends = breaks[at:stop] | marks[at:stop]
+            room -= int(ends.sum())
+            if room >= 0:
+                for name, following in read.items():
+                    kept[name].append(following[ends])
+        return breaks, {name: np.concatenate(rows) for name, rows in kept.items()} if room >= 0 else None
+
 
 @dataclass(frozen=True)
 class _Pieces:
@@ -95,7 +115,7 @@ def find_pieces(
         marks[arrays.stride - 1 :: arrays.stride] = True
     closing = None
     if arrays.following and not exported:
-        found, closing = _find_breaks(arrays, marks, block_rows)
+        found, closing = arrays.find_breaks(marks, block_rows)
         breaks = found & ~marks
         inside = int((~marks).sum())
         count = int(breaks.sum())
@@ -133,27 +153,6 @@ def find_pieces(
         unsure=np.isin(pieces, within) & ~marks[last],
         after=closing if np.array_equal(last, np.flatnonzero(marks)) else None,
     )
-
-
-def _find_breaks(arrays: Arrays, marks: np.ndarray, block_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-    """Find, (N,), whether the next observation of a row differs from the observation of the next row; and the next
-    observations of these rows and of those in `marks` by column, unless there are too many to keep.
-    """
-    breaks = np.zeros(arrays.steps, dtype=bool)
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in arrays.following}
-    room = max(arrays.steps // _ENDS_KEPT, 1)
-    for at in range(0, arrays.steps, block_rows):
-        stop = min(at + block_rows, arrays.steps)
-        inner = min(stop, arrays.steps - 1)
-        read = {name: following[at:stop] for name, following in arrays.following.items()}
-        for name, following in read.items():
-            breaks[at:inner] |= differ(following[: inner - at], arrays.observation[name][at + 1 : inner + 1])
-        ends = breaks[at:stop] | marks[at:stop]
-        room -= int(ends.sum())
-        if room >= 0:
-            for name, following in read.items():
-                kept[name].append(following[ends])
-    return breaks, {name: np.concatenate(rows) for name, rows in kept.items()} if room >= 0 else None
 
 
 def _divide(ends: np.ndarray, most: int) -> np.ndarray:
