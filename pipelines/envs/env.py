@@ -36,6 +36,11 @@ class Score:
     name: str
     bounds: Mapping[str, tuple[float, float]]
 
+    @property
+    def figures(self) -> tuple[str, str, str, str]:
+        """The names of an evaluation's figures: mean, interval, median, and the games that they are over."""
+        return f"{self.name}_mean", f"{self.name}_ci95", f"{self.name}_median", f"{self.name}_over"
+
     def group(self, task: str) -> str:
         """The key of `bounds` that `task` belongs to."""
         return task.partition("/")[0]

@@ -70,7 +70,7 @@ class GridScene:
         side = int(np.clip(WIDTH // max(width, height), *_SIDES))
         names = {letter: self.tiles.get(letter, letter) for line in self.rows for letter in line}
         number = {letter: place for place, letter in enumerate(names)}
-        drawn = np.stack([_draw_tile(name, side) for name in names.values()])
+        drawn = np.stack([_Tile.draw(name, side) for name in names.values()])
         cells = np.array([[number[letter] for letter in line[left : left + width]] for line in self.rows])
         tiled = drawn[cells[top : top + height]].swapaxes(1, 2)
         canvas = Canvas(0, 0)
@@ -123,23 +123,24 @@ class LetterScene:
         return canvas.pixels
 
 
-@lru_cache(maxsize=512)
-def _draw_tile(name: str, side: int) -> np.ndarray:
-    tile = _Tile(Canvas(side, side, PAPER), side)
-    if name in _TILES:
-        getattr(tile, name)()
-    else:
-        tile.number(name)
-    tile.canvas.pixels.setflags(write=False)
-    return tile.canvas.pixels
-
-
 class _Tile:
     """One cell of a canvas: a square of `side` pixels whose top left corner is (`x`, `y`). Places within it are shares
     of the side."""
 
     def __init__(self, canvas: Canvas, side: float, x: float = 0, y: float = 0) -> None:
         self.canvas, self.side, self.x, self.y = canvas, side, x, y
+
+    @classmethod
+    @lru_cache(maxsize=512)
+    def draw(cls, name: str, side: int) -> np.ndarray:
+        """Draw a tile by name (`_TILES`), or the number `name`: (side, side, 3)."""
+        tile = cls(Canvas(side, side, PAPER), side)
+        if name in _TILES:
+            getattr(tile, name)()
+        else:
+            tile.number(name)
+        tile.canvas.pixels.setflags(write=False)
+        return tile.canvas.pixels
 
     def _fill(self, color: tuple[int, int, int], less: float = 0) -> None:
         """Fill the cell, but for `less` pixels at the right and at the bottom."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.env import EnvSpec, Score
+from pipelines.envs.env import EnvSpec
 from pipelines.evaluation.runner import EpisodeResults
 from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns, bootstrap_ci_of_strata
 
@@ -34,18 +34,18 @@ class Adaptation:
         """Whether the last attempt is better than the first and their intervals do not overlap."""
         return bool(self.low[-1] > self.high[0])
 
-
-def compute_adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
-    """Compute the adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
-    low, high = bootstrap_ci_columns(attempts, seed=seed)
-    difference = attempts[:, -1].astype(float) - attempts[:, 0]
-    return Adaptation(
-        mean=attempts.mean(axis=0),
-        low=low,
-        high=high,
-        gap=float(difference.mean()),
-        gap_ci95=bootstrap_ci(difference, seed=seed),
-    )
+    @classmethod
+    def compute(cls, attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
+        """Compute the adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
+        low, high = bootstrap_ci_columns(attempts, seed=seed)
+        difference = attempts[:, -1].astype(float) - attempts[:, 0]
+        return cls(
+            mean=attempts.mean(axis=0),
+            low=low,
+            high=high,
+            gap=float(difference.mean()),
+            gap_ci95=bootstrap_ci(difference, seed=seed),
+        )
 
 
 def compute_metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def compute_metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool 
     for name, attempts in curves.items():
         if attempts is None or not attempts.shape[1]:
             continue
-        curve = compute_adaptation(attempts, seed=seed)
+        curve = Adaptation.compute(attempts, seed=seed)
         found["per_attempt"] = found["per_attempt"] or [{"attempt": i + 1} for i in range(attempts.shape[1])]
         for entry, mean, low, high in zip(found["per_attempt"], curve.mean, curve.low, curve.high, strict=True):
             entry |= {f"{name}_mean": float(mean), f"{name}_ci95": [float(low), float(high)]}
@@ -112,7 +112,7 @@ def make_example(spec: EnvSpec) -> dict[str, Any]:
         achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
         outcomes=np.zeros(1) if spec.seats else None,
     )
-    names = () if spec.score is None else _name_scores(spec.score)[:3]
+    names = () if spec.score is None else spec.score.figures[:3]
     return compute_metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else 0.0 for name in names}
 
 
@@ -135,7 +135,7 @@ def compute_published(results: EpisodeResults, *, seed: int = 0) -> dict[str, An
         over = [float(values.mean()) for values in strata]
         interval = list(bootstrap_ci_of_strata(strata, seed=seed))
         scores = float(np.mean(over)), interval, float(np.median(over)), sorted(groups)
-        figures |= dict(zip(_name_scores(score), scores, strict=True))
+        figures |= dict(zip(score.figures, scores, strict=True))
     if results.achieved is not None:
         rates = results.achieved.mean(axis=0)
         figures["achievement_score"] = score_achievements(rates)
@@ -159,8 +159,3 @@ def _group(tasks: tuple[str, ...]) -> dict[str, list[int]]:
     for index, task in enumerate(tasks):
         members[task].append(index)
     return members
-
-
-def _name_scores(score: Score) -> tuple[str, str, str, str]:
-    """Name the figures that `score` adds: mean, interval, median, and the games that it is over."""
-    return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median", f"{score.name}_over"

@@ -53,6 +53,29 @@ class EpisodeResults:
         """The number of environment steps of the counted episodes."""
         return int(self.lengths.sum())
 
+    @classmethod
+    def join(cls, spec: EnvSpec, played: Iterable[Episode], seconds: float) -> EpisodeResults:
+        """Order the results of all episodes, which may have been played in parts."""
+        ordered = sorted(played, key=lambda episode: episode.number)
+        attempts = attempt_returns = None
+        if spec.num_attempts != 1:
+            shared = min(len(episode.attempt_returns) for episode in ordered)
+            attempt_returns = np.array([episode.attempt_returns[:shared] for episode in ordered])
+            if spec.has_success:
+                attempts = np.array([episode.attempts[:shared] for episode in ordered], dtype=bool)
+        return cls(
+            spec=spec,
+            returns=np.array([episode.total_reward for episode in ordered]),
+            lengths=np.array([episode.length for episode in ordered]),
+            success=np.array([bool(episode.success) for episode in ordered]) if spec.has_success else None,
+            attempts=attempts,
+            attempt_returns=attempt_returns,
+            tasks=tuple(episode.task for episode in ordered),
+            seconds=seconds,
+            achieved=np.stack([episode.achieved for episode in ordered]) if spec.achievements else None,
+            outcomes=np.array([episode.outcome for episode in ordered]) if spec.seats else None,
+        )
+
 
 def evaluate(
     env: Env,
@@ -72,7 +95,7 @@ def evaluate(
     played = play_episodes(
         env, policy, episodes=episodes, exploration=exploration, listener=listener, stage=stage, stop=stop
     )
-    return join_results(env.spec, played, perf_counter() - began)
+    return EpisodeResults.join(env.spec, played, perf_counter() - began)
 
 
 def play_episodes(
@@ -111,26 +134,3 @@ def play_episodes(
             listener(stepping)
     listener(Progress(stage=stage, done=len(numbers), total=len(numbers), unit="episodes"))
     return [found[number] for number in numbers]
-
-
-def join_results(spec: EnvSpec, played: Iterable[Episode], seconds: float) -> EpisodeResults:
-    """Order the results of all episodes, which may have been played in parts."""
-    ordered = sorted(played, key=lambda episode: episode.number)
-    attempts = attempt_returns = None
-    if spec.num_attempts != 1:
-        shared = min(len(episode.attempt_returns) for episode in ordered)
-        attempt_returns = np.array([episode.attempt_returns[:shared] for episode in ordered])
-        if spec.has_success:
-            attempts = np.array([episode.attempts[:shared] for episode in ordered], dtype=bool)
-    return EpisodeResults(
-        spec=spec,
-        returns=np.array([episode.total_reward for episode in ordered]),
-        lengths=np.array([episode.length for episode in ordered]),
-        success=np.array([bool(episode.success) for episode in ordered]) if spec.has_success else None,
-        attempts=attempts,
-        attempt_returns=attempt_returns,
-        tasks=tuple(episode.task for episode in ordered),
-        seconds=seconds,
-        achieved=np.stack([episode.achieved for episode in ordered]) if spec.achievements else None,
-        outcomes=np.array([episode.outcome for episode in ordered]) if spec.seats else None,
-    )

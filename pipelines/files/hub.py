@@ -126,7 +126,7 @@ class HubAddress:
         InputMissing if the Hub cannot be reached, or refuses it."""
         library = self.import_library()
         with self.explain_errors("upload to"):
-            hub = library.HfApi(endpoint=_find_endpoint())
+            hub = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
             where = {"repo_type": self.kind.removesuffix("s"), "repo_id": self.repository}
             hub.create_repo(**where, exist_ok=True)
             hub.upload_folder(
@@ -213,7 +213,7 @@ class _Commit:
                 repo_type=self.address.kind.removesuffix("s"),
                 revision=self.name,
                 local_dir=self.folder,
-                endpoint=_find_endpoint(),
+                endpoint=os.environ.get("HF_ENDPOINT") or None,
             )
             return name
 
@@ -238,7 +238,7 @@ def _find_commit(address: HubAddress) -> _Commit:
             return _Commit(address, address.revision, known)
     library = address.import_library()
     with address.explain_errors():
-        found = library.HfApi(endpoint=_find_endpoint()).repo_info(
+        found = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None).repo_info(
             address.repository,
             repo_type=address.kind.removesuffix("s"),
             revision=address.revision or None,
@@ -252,10 +252,6 @@ def _find_commit(address: HubAddress) -> _Commit:
         raise InputMissing(f"'{address}': the Hub names a file or commit that cannot be one: '{unsafe or commit}'")
     shown = {name: size for name, size in files.items() if not any(part.startswith(".") for part in parts[name])}
     return _Commit(address, commit, shown)
-
-
-def _find_endpoint() -> str | None:
-    return os.environ.get("HF_ENDPOINT") or None
 
 
 def _evict(keep: Path) -> None:

@@ -37,7 +37,7 @@ from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_
 from pipelines.formats.flat.arrays import open_array, split_slice
 from pipelines.formats.hdf5 import as_scalar, open_file, reading, walk_leaves
 from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces, read_flags
-from pipelines.formats.transitions import Steps, lay_out
+from pipelines.formats.transitions import Steps
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -227,7 +227,7 @@ class _DemonstrationImporter(ABC):
             action=np.concatenate([one.action for one in held]),
             reward=np.concatenate([one.reward for one in held]),
         )
-        laid = lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
+        laid = steps.lay_out(keep_terminated=self._settings.missing_final == "repeat")
         self.dropped += int((~laid.usable).sum())
         if laid.raw is None:
             return

@@ -44,7 +44,7 @@ from pipelines.files.json import read_object
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files, require_file
 from pipelines.formats.hdf5 import as_scalar, open_array, open_file, reading
 from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces, read_flags
-from pipelines.formats.transitions import Steps, lay_out
+from pipelines.formats.transitions import Steps
 from pipelines.lake.schema import ACTION, LABEL
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -229,17 +229,16 @@ class _HistoryImporter(ABC):
         steps = held.select(slice(int(edges[0]), int(edges[-1])))
         begin, end = edges[:-1] - edges[0], edges[1:] - edges[0]
         terminated = steps.terminated[end - 1]
-        laid = lay_out(
-            Steps(
-                begin=begin,
-                end=end,
-                terminated=terminated,
-                truncated=~terminated,
-                observation={self.column: steps.observation},
-                action=steps.action,
-                reward=steps.reward,
-                label=steps.label,
-            ),
+        laid = Steps(
+            begin=begin,
+            end=end,
+            terminated=terminated,
+            truncated=~terminated,
+            observation={self.column: steps.observation},
+            action=steps.action,
+            reward=steps.reward,
+            label=steps.label,
+        ).lay_out(
             keep_terminated=self._settings.missing_final == "repeat",
         )
         self.dropped += int((~laid.usable).sum())

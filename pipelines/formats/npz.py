@@ -59,6 +59,56 @@ class _File:
     label: np.ndarray | None = None
     logp: np.ndarray | None = None
 
+    @classmethod
+    def of_ours(cls, values: Mapping[str, np.ndarray], path: Path) -> _File:
+        missing = sorted(_OURS - {RECORD, *OPTIONAL} - values.keys())
+        if missing:
+            raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
+        record = json.loads(str(values[RECORD])) if RECORD in values else {}
+        return cls(
+            observation={name: array for name, array in values.items() if name not in _OURS},
+            action=values[ACTION][1:],
+            reward=values[REWARD][1:],
+            terminated=bool(read_flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
+            truncated=bool(read_flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
+            reset=values[RESET],
+            record=record,
+            label=values[LABEL][:-1] if LABEL in values else None,
+            logp=values[LOGP][1:] if LOGP in values else None,
+        )
+
+    @classmethod
+    def of_theirs(cls, values: Mapping[str, np.ndarray], path: Path) -> _File:
+        missing = [name for name in _NEEDED if name not in values]
+        observed = {name.removeprefix(_THEIRS): array for name, array in values.items() if name.startswith(_THEIRS)}
+        if missing or not observed:
+            lacking = ", ".join([*missing, *([f"{_THEIRS}*"] * (not observed))])
+            hint = f"it has: {', '.join(sorted(values))}"
+            if "observations" in values:
+                hint = "flat arrays of many episodes are taken from one file: npz:FILE.npz"
+            raise InputMissing(f"'{path}' lacks {lacking}", hint=hint)
+        if values.get("goals") is not None and values["goals"].size:
+            observed["goals"] = values["goals"]
+        plain = list(observed) == ["observation"]
+        action, over = values["actions"], read_flags(values["dones"], "dones", what=f"'{path}'")
+        steps, reset = len(over), np.zeros(len(over) + 1, dtype=np.uint8)
+        lengths = {len(action), len(values["rews"])} | {len(array) - 1 for array in observed.values()}
+        if lengths != {steps}:
+            raise IntegrityError(f"'{path}' has arrays of different lengths", hint="fetch or make it again")
+        inputs = values.get("rl2s")
+        width = int(np.prod(action.shape[1:], dtype=np.int64))
+        if inputs is not None and inputs.ndim == 2 and inputs.shape[1] == width + 3:  # reset, reward, time, action
+            reset[1:] = inputs[1:, 0] > 0.5
+        return cls(
+            observation={OBSERVATION if plain else f"{OBSERVATION}.{name}": array for name, array in observed.items()},
+            action=action,
+            reward=values["rews"].reshape(-1),
+            terminated=bool(steps and over[-1]),
+            truncated=False,
+            reset=reset,
+            record=None,
+        )
+
 
 class NpzImporter:
     """The importer of NPZ files; see the module."""
@@ -211,7 +261,9 @@ class NpzImporter:
         with NpzArchive(path) as archive:
             values = {name: archive[name] for name in archive.names()}
         with explain_damage(path, hint="fetch or make it again"):
-            return _read_ours(values, path) if RECORD in values or ACTION in values else _read_theirs(values, path)
+            return (
+                _File.of_ours(values, path) if RECORD in values or ACTION in values else _File.of_theirs(values, path)
+            )
 
 
 def _is_one_hot(actions: np.ndarray) -> np.ndarray:
@@ -226,56 +278,6 @@ def is_flat(path: Path) -> bool:
     with NpzArchive(path) as archive:
         names = set(archive.names())
     return not names & {RECORD, ACTION, "rews"} and not any(name.startswith(_THEIRS) for name in names)
-
-
-def _read_ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
-    missing = sorted(_OURS - {RECORD, *OPTIONAL} - values.keys())
-    if missing:
-        raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
-    record = json.loads(str(values[RECORD])) if RECORD in values else {}
-    return _File(
-        observation={name: array for name, array in values.items() if name not in _OURS},
-        action=values[ACTION][1:],
-        reward=values[REWARD][1:],
-        terminated=bool(read_flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
-        truncated=bool(read_flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
-        reset=values[RESET],
-        record=record,
-        label=values[LABEL][:-1] if LABEL in values else None,
-        logp=values[LOGP][1:] if LOGP in values else None,
-    )
-
-
-def _read_theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
-    missing = [name for name in _NEEDED if name not in values]
-    observed = {name.removeprefix(_THEIRS): array for name, array in values.items() if name.startswith(_THEIRS)}
-    if missing or not observed:
-        lacking = ", ".join([*missing, *([f"{_THEIRS}*"] * (not observed))])
-        hint = f"it has: {', '.join(sorted(values))}"
-        if "observations" in values:
-            hint = "flat arrays of many episodes are taken from one file: npz:FILE.npz"
-        raise InputMissing(f"'{path}' lacks {lacking}", hint=hint)
-    if values.get("goals") is not None and values["goals"].size:
-        observed["goals"] = values["goals"]
-    plain = list(observed) == ["observation"]
-    action, over = values["actions"], read_flags(values["dones"], "dones", what=f"'{path}'")
-    steps, reset = len(over), np.zeros(len(over) + 1, dtype=np.uint8)
-    lengths = {len(action), len(values["rews"])} | {len(array) - 1 for array in observed.values()}
-    if lengths != {steps}:
-        raise IntegrityError(f"'{path}' has arrays of different lengths", hint="fetch or make it again")
-    inputs = values.get("rl2s")
-    width = int(np.prod(action.shape[1:], dtype=np.int64))
-    if inputs is not None and inputs.ndim == 2 and inputs.shape[1] == width + 3:  # reset, reward, time, action
-        reset[1:] = inputs[1:, 0] > 0.5
-    return _File(
-        observation={OBSERVATION if plain else f"{OBSERVATION}.{name}": array for name, array in observed.items()},
-        action=action,
-        reward=values["rews"].reshape(-1),
-        terminated=bool(steps and over[-1]),
-        truncated=False,
-        reset=reset,
-        record=None,
-    )
 
 
 def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:

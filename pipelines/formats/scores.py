@@ -58,28 +58,28 @@ class Reference:
         """
         return 100 * (mean_return - self.low) / (self.high - self.low)
 
+    @classmethod
+    def find(cls, name: str) -> Reference:
+        """Return the reference of a task or a dataset of D4RL, e.g. "hopper-medium-v2". UsageError if there is none."""
+        found = Reference._match(name)
+        if found is None:
+            hint = did_you_mean(name, REFERENCES, otherwise=f"known: {', '.join(REFERENCES)}")
+            raise UsageError(f"D4RL has no task '{name}'", hint=hint)
+        return found
 
-def reference(name: str) -> Reference:
-    """Return the reference of a task or a dataset of D4RL, e.g. "hopper-medium-v2". UsageError if there is none."""
-    found = _find(name)
-    if found is None:
-        hint = did_you_mean(name, REFERENCES, otherwise=f"known: {', '.join(REFERENCES)}")
-        raise UsageError(f"D4RL has no task '{name}'", hint=hint)
-    return found
+    @classmethod
+    def of_environment(cls, name: str, *, continuing: bool = True) -> Reference | None:
+        """Return the reference of the D4RL task that the environment `name` plays; None if it plays none of them.
 
+        D4RL's AntMaze ends at the goal and pays 1; one that goes on there (`continuing`) pays 1 a step, without limit.
+        """
+        if _TODAY.fullmatch(name) is None:
+            return None
+        task = name.rpartition(":")[2].partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
+        return None if task == "antmaze" and continuing else Reference._match(task)
 
-def reference_of_environment(name: str, *, continuing: bool = True) -> Reference | None:
-    """Return the reference of the D4RL task that the environment `name` plays; None if it plays none of them.
-
-    D4RL's AntMaze ends at the goal and pays 1; one that goes on there (`continuing`) pays 1 a step, without a limit.
-    """
-    if _TODAY.fullmatch(name) is None:
-        return None
-    task = name.rpartition(":")[2].partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
-    return None if task == "antmaze" and continuing else _find(task)
-
-
-def _find(name: str) -> Reference | None:
-    fits = [task for task in REFERENCES if name == task or name.startswith(f"{task}-")]
-    task = max(fits, key=len, default=None)
-    return None if task is None else Reference(task, *REFERENCES[task])
+    @classmethod
+    def _match(cls, name: str) -> Reference | None:
+        fits = [task for task in REFERENCES if name == task or name.startswith(f"{task}-")]
+        task = max(fits, key=len, default=None)
+        return None if task is None else cls(task, *REFERENCES[task])

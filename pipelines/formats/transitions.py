@@ -37,6 +37,65 @@ class Steps:
     reset: np.ndarray | None = None
     label: np.ndarray | None = None
 
+    def lay_out(self, *, keep_terminated: bool) -> _ArrangedSteps:
+        """Give each trajectory its last observation.
+
+        It is what `following` or `after` says. Where that is not known, a truncated trajectory loses its last step,
+        whose observation is then the last one. So does a terminated trajectory, unless `keep_terminated`: then it
+        repeats its last observation, from which no target is computed. A trajectory without a step left is not usable.
+        """
+        begin, end, terminated = self.begin, self.end, np.asarray(self.terminated, dtype=bool)
+        known = np.full(len(begin), bool(self.following))
+        if self.known is not None:
+            known |= self.known
+        if self.unsure is not None:
+            known &= ~self.unsure
+        dropped = ~(known | (terminated & keep_terminated))
+        counts = end - begin - dropped
+        usable = counts > 0
+        if not usable.any():
+            return _ArrangedSteps(raw=None, usable=usable, dropped=dropped)
+        kept = np.ones(len(self.reward), dtype=bool)  # steps, and the observations before them
+        kept[end[dropped] - 1] = False
+        rows = (counts + 1)[usable]
+        ends = np.cumsum(rows) - 1
+        before = np.ones(int(rows.sum()), dtype=bool)
+        before[ends] = False
+        last = (end - 1)[usable]
+        observation = {}
+        for name, values in self.observation.items():
+            laid = np.empty((len(before), *values.shape[1:]), dtype=values.dtype)
+            laid[before] = values[kept]
+            laid[ends] = values[last]
+            if name in self.following:
+                known = ~dropped[usable]
+                laid[ends[known]] = self.following[name][last[known]]
+            if self.known is not None and name not in self.following:
+                seen = self.known[usable]
+                laid[ends[seen]] = self.after[name][usable][seen]
+            observation[name] = laid
+        reset = None
+        if self.reset is not None:
+            reset = np.zeros(len(before), dtype=np.uint8)
+            later = np.ones(len(before), dtype=bool)
+            later[ends - rows + 1] = False
+            reset[later] = self.reset[kept]
+        over = (terminated & ~dropped)[usable]
+        return _ArrangedSteps(
+            raw=DecodedEpisodes(
+                rows=rows.tolist(),
+                observation=observation,
+                action=self.action[kept],
+                reward=self.reward.reshape(-1)[kept],
+                terminated=over,
+                truncated=np.asarray(self.truncated, dtype=bool)[usable] | ~over,
+                reset=reset,
+                label=None if self.label is None else self.label[kept],
+            ),
+            usable=usable,
+            dropped=dropped,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class _ArrangedSteps:
@@ -49,66 +108,6 @@ class _ArrangedSteps:
     raw: DecodedEpisodes | None
     usable: np.ndarray
     dropped: np.ndarray
-
-
-def lay_out(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
-    """Give each trajectory its last observation.
-
-    It is what `following` or `after` says. Where that is not known a truncated trajectory loses its last step, whose
-    observation is then the last; so does a terminated one, unless `keep_terminated`: it repeats its last observation,
-    from which no target is computed. A trajectory without a step left is not usable.
-    """
-    begin, end, terminated = steps.begin, steps.end, np.asarray(steps.terminated, dtype=bool)
-    known = np.full(len(begin), bool(steps.following))
-    if steps.known is not None:
-        known |= steps.known
-    if steps.unsure is not None:
-        known &= ~steps.unsure
-    dropped = ~(known | (terminated & keep_terminated))
-    counts = end - begin - dropped
-    usable = counts > 0
-    if not usable.any():
-        return _ArrangedSteps(raw=None, usable=usable, dropped=dropped)
-    kept = np.ones(len(steps.reward), dtype=bool)  # steps, and the observations before them
-    kept[end[dropped] - 1] = False
-    rows = (counts + 1)[usable]
-    ends = np.cumsum(rows) - 1
-    before = np.ones(int(rows.sum()), dtype=bool)
-    before[ends] = False
-    last = (end - 1)[usable]
-    observation = {}
-    for name, values in steps.observation.items():
-        laid = np.empty((len(before), *values.shape[1:]), dtype=values.dtype)
-        laid[before] = values[kept]
-        laid[ends] = values[last]
-        if name in steps.following:
-            known = ~dropped[usable]
-            laid[ends[known]] = steps.following[name][last[known]]
-        if steps.known is not None and name not in steps.following:
-            seen = steps.known[usable]
-            laid[ends[seen]] = steps.after[name][usable][seen]
-        observation[name] = laid
-    reset = None
-    if steps.reset is not None:
-        reset = np.zeros(len(before), dtype=np.uint8)
-        later = np.ones(len(before), dtype=bool)
-        later[ends - rows + 1] = False
-        reset[later] = steps.reset[kept]
-    over = (terminated & ~dropped)[usable]
-    return _ArrangedSteps(
-        raw=DecodedEpisodes(
-            rows=rows.tolist(),
-            observation=observation,
-            action=steps.action[kept],
-            reward=steps.reward.reshape(-1)[kept],
-            terminated=over,
-            truncated=np.asarray(steps.truncated, dtype=bool)[usable] | ~over,
-            reset=reset,
-            label=None if steps.label is None else steps.label[kept],
-        ),
-        usable=usable,
-        dropped=dropped,
-    )
 
 
 def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipelines.config.changes import find_varying
 from pipelines.errors import masked
-from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, fold, join, table
 from pipelines.report.shown import ShownRun, text
 from pipelines.runs.evaluations import as_table, to_number
@@ -52,16 +51,6 @@ def _fold_settings(run: ShownRun, title: str = "All settings") -> Markup:
 
 def _format_setting(value: Any) -> str:
     return "\N{EN DASH}" if value is None else masked(text(value))
-
-
-def draw_lineage(root: Node) -> Markup:
-    """Draw a tree as nested lists."""
-
-    def item(node: Node) -> Markup:
-        inner = element("ul", map(item, node.children)) if node.children else None
-        return element("li", masked(node.text), inner)
-
-    return element("ul", item(root), class_="tree")
 
 
 def show_machine(runs: Sequence[ShownRun]) -> Markup:

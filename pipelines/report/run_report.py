@@ -108,9 +108,13 @@ def _make_sections(
             return None
         from pipelines.lake import lineage
 
+        def item(node: Node) -> Markup:
+            inner = element("ul", map(item, node.children)) if node.children else None
+            return element("li", masked(node.text), inner)
+
         root = Node.of_checkpoint(lineage.trace(one.stored.path, listener=listener))
         about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
-        return join(element("p", about), provenance.draw_lineage(root))
+        return join(element("p", about), element("ul", item(root), class_="tree"))
 
     def show_lakes() -> Markup | None:
         if one:

@@ -138,7 +138,10 @@ def with_actors(
     each actor finishes at least two episodes, with fewer actors and more steps if necessary.
     """
     begun = (stored or {}).get("collect", {})
-    steps, actors = _number(collect.steps, begun.get("steps")), _number(collect.actors, begun.get("actors"))
+    steps, actors = (
+        next((value for value in (getattr(collect, name), begun.get(name)) if isinstance(value, int)), None)
+        for name in ("steps", "actors")
+    )
     if collect.tasks:
         tasks = collect.tasks
         named = draw_tasks(tasks, env, collect, listener) if isinstance(tasks, int) else read_tasks(tasks)
@@ -202,10 +205,6 @@ def draw_tasks(count: int, env: EnvSettings, collect: CollectSettings, listener:
         f"environment '{env.name}' drew {len(found)} different tasks, fewer than collect.tasks = {count}",
         hint=f"give a number of at most {len(found)}, or names",
     )
-
-
-def _number(wanted: Any, begun: Any) -> int | None:
-    return next((value for value in (wanted, begun) if isinstance(value, int)), None)
 
 
 def collect_steps(collect: CollectSettings) -> int:

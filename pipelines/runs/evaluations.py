@@ -2,7 +2,7 @@
 
 A score belongs to an update and to a `Standard`: an environment with its parameters, a split of its tasks, a choice of
 tasks, attempts at each, and a way to act. Only scores of one standard are compared. A run's settings say by which
-standard it is scored (`select_scores`); any other evaluation stays in the run's directory and is shown as what it is.
+standard it is scored (`RunScores.select`). Other evaluations stay in the run's directory, and are shown as such.
 """
 
 from __future__ import annotations
@@ -265,47 +265,49 @@ class RunScores:
     final: tuple[Evaluation, ...] = ()
     curve: tuple[Evaluation, ...] = ()
 
+    @classmethod
+    def select(cls, evaluations: Sequence[Evaluation], document: Mapping[str, Any]) -> RunScores:
+        """Select the evaluations that count from those of the run with the settings `document`.
 
-def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]) -> RunScores:
-    """Select the evaluations that count from those of the run with the settings `document`.
-
-    A run is scored as its last evaluation stage evaluates or, without one, as its table `[evaluate]` says. A run that
-    names no environment, such as one trained on somebody's dataset, has that of its first evaluation.
-    """
-
-    def is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
-        """Decide whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard.
-
-        `splits` are those that "auto" allows. A report that does not say how its agent acted counts for either way.
+        A run is scored as its last evaluation stage evaluates or, without one, as its table `[evaluate]` says. A run
+        that names no environment, such as one trained on somebody's dataset, has that of its first evaluation.
         """
-        standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
-        chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
-        return (
-            standard.tasks == _text(wanted.get("tasks"))
-            and standard.attempts == Standard.count_attempts(wanted)
-            and standard.temperature == Standard.find_temperature(wanted)
-            and standard.split in (splits if split == "auto" else (split,))
-            and (standard.greedy == chosen or None in (standard.greedy, chosen))
-        )
 
-    def is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
-        counts = ("seed", "episodes")
-        alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
-        return alike and is_made_by(entry, evaluation, ("train", "test"))
+        def is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
+            """Decide whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard.
 
-    env = as_table(document.get("env"))
-    own = Standard.name_env(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
-    base = as_table(document.get("evaluate"))
-    stages = document.get("stages")
-    entries = [
-        {**base, **entry}
-        for entry in (stages if isinstance(stages, list | tuple) else ())
-        if isinstance(entry, Mapping) and entry.get("stage") == "evaluate"
-    ]
-    here = [each for each in evaluations if each.standard.env == own]
-    final = tuple(each for each in here if is_made_by(entries[-1] if entries else base, each, ("test",)))
-    made = [each for each in here if any(is_of_stage(entry, each) for entry in entries)]
-    return RunScores(final=final, curve=tuple(made) if entries else final)
+            `splits` are those that "auto" allows. A report that does not say how its agent acted counts for either way.
+            """
+            standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
+            chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
+            return (
+                standard.tasks == _text(wanted.get("tasks"))
+                and standard.attempts == Standard.count_attempts(wanted)
+                and standard.temperature == Standard.find_temperature(wanted)
+                and standard.split in (splits if split == "auto" else (split,))
+                and (standard.greedy == chosen or None in (standard.greedy, chosen))
+            )
+
+        def is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
+            counts = ("seed", "episodes")
+            alike = all(
+                evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry
+            )
+            return alike and is_made_by(entry, evaluation, ("train", "test"))
+
+        env = as_table(document.get("env"))
+        own = Standard.name_env(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
+        base = as_table(document.get("evaluate"))
+        stages = document.get("stages")
+        entries = [
+            {**base, **entry}
+            for entry in (stages if isinstance(stages, list | tuple) else ())
+            if isinstance(entry, Mapping) and entry.get("stage") == "evaluate"
+        ]
+        here = [each for each in evaluations if each.standard.env == own]
+        final = tuple(each for each in here if is_made_by(entries[-1] if entries else base, each, ("test",)))
+        made = [each for each in here if any(is_of_stage(entry, each) for entry in entries)]
+        return cls(final=final, curve=tuple(made) if entries else final)
 
 
 def select_curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:

@@ -30,7 +30,6 @@ from pipelines.runs.evaluations import (
     RunScores,
     find_last_and_best,
     read_evaluations,
-    select_scores,
     to_number,
 )
 from pipelines.runs.metrics import POINTS, MetricColumns, read_last_line, read_metrics
@@ -216,7 +215,7 @@ class StoredRun:
     @cached_property
     def scores(self) -> RunScores:
         """The evaluations by which the run is scored and compared."""
-        return select_scores(self.evaluations, self.document)
+        return RunScores.select(self.evaluations, self.document)
 
     @property
     def damaged_evaluations(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.files.user_cache import cache_home
 from pipelines.runs import progress
-from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, find_last_and_best, read_evaluations, select_scores
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, RunScores, find_last_and_best, read_evaluations
 from pipelines.runs.stored import RunState, StoredRun, find_running, read_run
 
 COLUMNS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ def summarize_run(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         return {name: score.value if score is not None else None, f"{name}_low": low, f"{name}_high": high}
 
     evaluations, damaged = read_evaluations(run.path / "evaluations")
-    scores = select_scores(evaluations, run.document)
+    scores = RunScores.select(evaluations, run.document)
     found = find_last_and_best(scores.final, metric)
     standard = found[0].standard if found else None
     state = asdict(run.state)

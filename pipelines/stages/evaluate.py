@@ -27,12 +27,12 @@ from pipelines.envs.env import EnvSpec
 from pipelines.errors import InputMissing, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import compute_metrics, make_example
-from pipelines.evaluation.runner import join_results, play_episodes
+from pipelines.evaluation.runner import EpisodeResults, play_episodes
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
-from pipelines.formats.scores import Reference, reference, reference_of_environment
+from pipelines.formats.scores import Reference
 from pipelines.lake.store import Lake
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
@@ -369,7 +369,7 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
         played = perform_all(tasks, engine, what="evaluator", restarts=restarts, listener=listener)
     episodes = [episode for share in played for episode in share.episodes]
     spec = played[0].spec
-    results = join_results(spec, episodes, max(share.seconds for share in played))
+    results = EpisodeResults.join(spec, episodes, max(share.seconds for share in played))
     return {
         "update": plan.checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
@@ -412,8 +412,8 @@ def find_reference(env: EnvSettings, wanted: str) -> Reference | None:
     "auto"; None if unknown."""
     if wanted in ("none", "auto"):
         continuing = bool(env.params.get("continuing_task", env.params.get("protocol") != "paper"))
-        return reference_of_environment(env.name, continuing=continuing) if wanted == "auto" else None
-    return reference(wanted)
+        return Reference.of_environment(env.name, continuing=continuing) if wanted == "auto" else None
+    return Reference.find(wanted)
 
 
 def _find_tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:

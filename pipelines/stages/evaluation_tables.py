@@ -104,8 +104,24 @@ def _find_curves(figures: Mapping[str, Any]) -> list[str]:
 
 def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
     """Make tables of success and return by attempt, for the figures that all named reports have; `of` ends the
-    titles."""
-    return [_tabulate_attempts(reports, kind, title=f"{kind} by attempt{of}") for kind in _find_shared_curves(reports)]
+    titles. Each has two rows (mean, 95% interval) per report, between random and optimal play where those are known.
+    Long curves are thinned to a few attempts, including the first and the last."""
+    made = []
+    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
+    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
+    for kind in _find_shared_curves(reports):
+        references = _find_known(reports, kind).items()
+        known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in references}
+        form, interval = (".3f", "{:.2f}-{:.2f}") if kind == "success" else (".4g", "{:.3g} to {:.3g}")
+        rows: list[list[Any]] = [known["random"]] if "random" in known else []
+        for name, report in reports.items():
+            entries = [report["metrics"]["per_attempt"][i] for i in shown]
+            rows.append([name, *(format(entry[f"{kind}_mean"], form) for entry in entries)])
+            rows.append(["  95% interval", *(interval.format(*entry[f"{kind}_ci95"]) for entry in entries)])
+        rows += [known["optimal"]] if "optimal" in known else []
+        columns = ["attempt", *(str(i + 1) for i in shown)]
+        made.append(Table(title=f"{kind} by attempt{of}", columns=columns, rows=rows))
+    return made
 
 
 def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
@@ -135,19 +151,3 @@ def _find_known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
     """Find success by attempt of random and optimal play, where known exactly."""
     known = next(iter(reports.values()))["known"]
     return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
-
-
-def _tabulate_attempts(reports: Reports, kind: str, *, title: str) -> Table:
-    """Make two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
-    Long curves are thinned to a few attempts, including the first and the last."""
-    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
-    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
-    known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _find_known(reports, kind).items()}
-    form, interval = (".3f", "{:.2f}-{:.2f}") if kind == "success" else (".4g", "{:.3g} to {:.3g}")
-    rows: list[list[Any]] = [known["random"]] if "random" in known else []
-    for name, report in reports.items():
-        entries = [report["metrics"]["per_attempt"][i] for i in shown]
-        rows.append([name, *(format(entry[f"{kind}_mean"], form) for entry in entries)])
-        rows.append(["  95% interval", *(interval.format(*entry[f"{kind}_ci95"]) for entry in entries)])
-    rows += [known["optimal"]] if "optimal" in known else []
-    return Table(title=title, columns=["attempt", *(str(i + 1) for i in shown)], rows=rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,7 @@ class _Job:
         """Find originals without all their versions. Invalid settings are detected here."""
         chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
         _, episodes = query(self.store, _EPISODES, listener=self.listener)
-        pieces = _pack_uids(uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1])
+        pieces = np.sort(raw_uids([uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1]]))
         self._reader = Reader(self.store, listener=self.listener)
         self._reader.refresh()
         self._known = self._reader.list_derived()
@@ -130,7 +130,7 @@ class _Job:
         if not stored:
             return []
         derived = query(self.store, _DERIVED, listener=self.listener)[1]
-        whole = _pack_uids(uid for (uids,) in derived for uid in uids)
+        whole = np.sort(raw_uids([uid for (uids,) in derived for uid in uids]))
         for env, uids in stored:
             mine = raw_uids(uids)
             if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
@@ -249,8 +249,3 @@ class _Job:
             writer = OverlayWriter(self.store, chain.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)
         return self.writers[chain.changes]
-
-
-def _pack_uids(uids: Iterable[str]) -> np.ndarray:
-    """Pack uids of 32 hex digits as "S16", sorted."""
-    return np.sort(raw_uids(list(uids)))

@@ -64,6 +64,16 @@ class _RunProcess:
     tries: int
     stopping: bool = False
 
+    def read_error(self) -> str:
+        """Read the message of the JSON object that a command printed; "" without one."""
+        try:
+            lines = self.output.read_text(errors="replace").strip().splitlines()
+            found: Any = json.loads(lines[-1])["error"]
+            problems = found.get("problems") or []
+            return f"{found['message']}{': ' if problems else ''}{'; '.join(problems)}"[:_ERROR_BYTES]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return ""
+
 
 class RunProcesses:
     """Processes of runs, at most `jobs` at a time. `command` starts amago; its output goes to files in `logs`.
@@ -138,7 +148,7 @@ class RunProcesses:
             if code == _LOCKED and each.tries < _RETRIES:
                 self._later.append((time.monotonic() + _RETRY_SECONDS, each.planned, each.tries + 1))
                 continue
-            error = "" if code == 0 else _read_error(each.output) or f"exit code {code}"
+            error = "" if code == 0 else each.read_error() or f"exit code {code}"
             found.append(EndedRun(planned=each.planned, code=code, error=error))
             with contextlib.suppress(OSError):
                 each.output.unlink()
@@ -154,14 +164,3 @@ def failure(ended: Sequence[EndedRun], total: int, logs: Path) -> StageFailed:
     """Make the error that reports failed runs."""
     shown = f"{len(ended)} of {total} runs failed: '{ended[0].planned.path.name}': {ended[0].error}"
     return StageFailed(shown, hint=f"see '{logs}'; repeat the command to try them again")
-
-
-def _read_error(output: Path) -> str:
-    """Read the message of the JSON object that a command printed; "" without one."""
-    try:
-        lines = output.read_text(errors="replace").strip().splitlines()
-        found: Any = json.loads(lines[-1])["error"]
-        problems = found.get("problems") or []
-        return f"{found['message']}{': ' if problems else ''}{'; '.join(problems)}"[:_ERROR_BYTES]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return ""

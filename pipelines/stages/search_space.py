@@ -59,6 +59,33 @@ class Dimension:
         """Decode the value that a trial recorded for this setting."""
         return json.loads(value) if self.choices else value
 
+    @classmethod
+    def read(cls, key: str, table: Any, problems: list[str]) -> Dimension | None:
+        before = len(problems)
+        if not isinstance(table, Mapping):
+            problems.append(f"{key}: a table with low and high, or with choices, is expected")
+            return None
+        if unknown := sorted(table.keys() - _KEYS):
+            problems.append(f"{key}: unknown {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
+        if "choices" in table:
+            choices = table["choices"]
+            if not isinstance(choices, list) or not choices or table.keys() & {"low", "high", "log", "step"}:
+                problems.append(f"{key}: choices is a list of values, without low and high")
+                return None
+            return cls(key=key, choices=tuple(choices)) if len(problems) == before else None
+        low, high, log, step = table.get("low"), table.get("high"), table.get("log", False), table.get("step")
+        if not _is_number(low) or not _is_number(high) or low >= high:  # type: ignore[operator]
+            problems.append(f"{key}: low and high must be numbers, low below high")
+        elif not isinstance(log, bool) or (log and (low <= 0 or step is not None)):  # type: ignore[operator]
+            problems.append(f"{key}: log needs a low above 0, and no step")
+        elif step is not None and (not _is_number(step) or step <= 0):
+            problems.append(f"{key}: step must be a number above 0")
+        if len(problems) > before:
+            return None
+        assert low is not None
+        assert high is not None
+        return cls(key=key, low=low, high=high, log=log, step=step)
+
 
 def read_space(path: Path) -> list[Dimension]:
     """Read the dimensions in the file at `path`. UsageError lists every problem."""
@@ -66,7 +93,7 @@ def read_space(path: Path) -> list[Dimension]:
     found = [
         dimension
         for key, table in _list_tables(read_toml(path), "")
-        if (dimension := _read_dimension(key, table, problems)) is not None
+        if (dimension := Dimension.read(key, table, problems)) is not None
     ]
     if not found and not problems:
         problems.append("there is no table such as [train.learning_rate]")
@@ -84,33 +111,6 @@ def _list_tables(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, A
             yield from _list_tables(value, key)
         else:
             yield key, value
-
-
-def _read_dimension(key: str, table: Any, problems: list[str]) -> Dimension | None:
-    before = len(problems)
-    if not isinstance(table, Mapping):
-        problems.append(f"{key}: a table with low and high, or with choices, is expected")
-        return None
-    if unknown := sorted(table.keys() - _KEYS):
-        problems.append(f"{key}: unknown {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
-    if "choices" in table:
-        choices = table["choices"]
-        if not isinstance(choices, list) or not choices or table.keys() & {"low", "high", "log", "step"}:
-            problems.append(f"{key}: choices is a list of values, without low and high")
-            return None
-        return Dimension(key=key, choices=tuple(choices)) if len(problems) == before else None
-    low, high, log, step = table.get("low"), table.get("high"), table.get("log", False), table.get("step")
-    if not _is_number(low) or not _is_number(high) or low >= high:  # type: ignore[operator]
-        problems.append(f"{key}: low and high must be numbers, low below high")
-    elif not isinstance(log, bool) or (log and (low <= 0 or step is not None)):  # type: ignore[operator]
-        problems.append(f"{key}: log needs a low above 0, and no step")
-    elif step is not None and (not _is_number(step) or step <= 0):
-        problems.append(f"{key}: step must be a number above 0")
-    if len(problems) > before:
-        return None
-    assert low is not None
-    assert high is not None
-    return Dimension(key=key, low=low, high=high, log=log, step=step)
 
 
 def _is_number(value: Any) -> bool:

@@ -56,7 +56,10 @@ def cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = list(cells[0]) if cells else []
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
-    names = ["-".join(f"{short[key]}-{_as_file_name(value)}" for key, value in cell.items()) for cell in cells]
+    names = []
+    for cell in cells:
+        values = [re.sub(r"[^\w.+]+", "_", format_setting(value)).strip("_.") or "none" for value in cell.values()]
+        names.append("-".join(f"{short[key]}-{value}" for key, value in zip(cell, values, strict=True)))
     if len(set(names)) < len(names) or max(map(len, names), default=0) > _LONGEST_NAME:
         names = [f"{place:04d}-seed-{cell['seed']}" for place, cell in enumerate(cells)]
     return names
@@ -137,7 +140,3 @@ def describe_ended(ended: EndedRun, metric: str) -> str:
 def brief(row: Row) -> Row:
     """Select the fields of a run that a result shows."""
     return {key: row[key] for key in ("run", "state", "score", "score_low", "score_high", "updates", "seed", "reason")}
-
-
-def _as_file_name(value: Any) -> str:
-    return re.sub(r"[^\w.+]+", "_", format_setting(value)).strip("_.") or "none"

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.envs.suites.xland_rulesets import convert, generate, load, read
+from pipelines.envs.suites.xland_rulesets import Rulesets, convert, read
 from pipelines.errors import InputMissing, IntegrityError
 
 
 def published(path: Path, protocol: int = -1, **changes) -> Path:
     """A file as the authors write them."""
-    made = generate("small", 50, seed=3)
+    made = Rulesets.generate("small", 50, seed=3)
     content = {
         "goals": made.goals,
         "rules": made.rules,
@@ -30,9 +30,9 @@ def published(path: Path, protocol: int = -1, **changes) -> Path:
 
 @pytest.mark.parametrize("protocol", [2, 4, -1])
 def test_converted_rulesets_are_the_published_ones(tmp_path, protocol):
-    made = generate("small", 50, seed=3)
+    made = Rulesets.generate("small", 50, seed=3)
     assert convert(published(tmp_path / "small_1m_v3", protocol), tmp_path / "small.npz") == 50
-    found = load(tmp_path / "small.npz")
+    found = Rulesets.load(tmp_path / "small.npz")
     np.testing.assert_array_equal(found.goals, made.goals)
     np.testing.assert_array_equal(found.rules, made.rules)
     np.testing.assert_array_equal(found.tiles, made.tiles)
@@ -86,5 +86,5 @@ def test_an_absent_file_is_missing(tmp_path):
 
 def test_a_published_file_given_to_the_environment_names_the_converter(tmp_path):
     with pytest.raises(IntegrityError) as caught:
-        load(published(tmp_path / "medium_1m_v3"))
+        Rulesets.load(published(tmp_path / "medium_1m_v3"))
     assert "xland_rulesets.convert" in (caught.value.hint or "")

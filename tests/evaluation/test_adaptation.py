@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.evaluation.adaptation import compute_adaptation, compute_metrics, make_example
+from pipelines.evaluation.adaptation import Adaptation, compute_metrics, make_example
 from pipelines.evaluation.runner import EpisodeResults, evaluate
 from pipelines.rollout.policies import RandomPolicy
 
@@ -29,7 +29,7 @@ def results(attempts, tasks=None, has_success=True):
 
 
 def test_means_gap_and_pairing():
-    curve = compute_adaptation(np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=bool))
+    curve = Adaptation.compute(np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=bool))
     assert curve.mean.tolist() == [0.25, 0.5, 1.0]
     assert curve.gap == 0.75
     assert curve.gap_ci95[0] <= 0.75 <= curve.gap_ci95[1]
@@ -40,9 +40,9 @@ def test_means_gap_and_pairing():
 def test_intervals_apart():
     rng = np.random.default_rng(0)
     better = np.stack([rng.random(500) < 0.3, rng.random(500) < 0.8], axis=1)
-    assert compute_adaptation(better).apart
-    assert not compute_adaptation(better[:, ::-1]).apart
-    assert not compute_adaptation(np.stack([better[:, 0], rng.random(500) < 0.32], axis=1)).apart
+    assert Adaptation.compute(better).apart
+    assert not Adaptation.compute(better[:, ::-1]).apart
+    assert not Adaptation.compute(np.stack([better[:, 0], rng.random(500) < 0.32], axis=1)).apart
 
 
 def test_metrics_are_plain_data_with_the_fields_scripts_rely_on():

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
-from pipelines.formats.scores import REFERENCES, reference, reference_of_environment
+from pipelines.formats.scores import REFERENCES, Reference
 from pipelines.stages.evaluate import add_normalized, find_reference
 from pipelines.stages.evaluation_tables import tables
 
@@ -12,14 +12,14 @@ from pipelines.stages.evaluation_tables import tables
 @pytest.mark.parametrize("name", REFERENCES)
 def test_random_play_has_none_and_an_expert_a_hundred(name: str) -> None:
     low, high = REFERENCES[name]
-    assert reference(name).score(low) == 0
-    assert reference(name).score(high) == pytest.approx(100)
-    assert reference(name).score((low + high) / 2) == pytest.approx(50)
+    assert Reference.find(name).score(low) == 0
+    assert Reference.find(name).score(high) == pytest.approx(100)
+    assert Reference.find(name).score((low + high) / 2) == pytest.approx(50)
 
 
 def test_a_tenth_of_the_way_by_hand() -> None:
     # -20.272305 + (3234.3 + 20.272305) / 10
-    assert reference("hopper-medium-v2").score(305.1849255) == pytest.approx(10.0, abs=1e-6)
+    assert Reference.find("hopper-medium-v2").score(305.1849255) == pytest.approx(10.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_a_tenth_of_the_way_by_hand() -> None:
     ],
 )
 def test_datasets_belong_to_tasks(name: str, task: str) -> None:
-    assert reference(name).task == task
+    assert Reference.find(name).task == task
 
 
 def test_a_task_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'hopper'"):
-        reference("hoper")
+        Reference.find("hoper")
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_a_task_that_is_none_is_refused() -> None:
     ],
 )
 def test_environments_of_today(name: str, task: str | None) -> None:
-    found = reference_of_environment(name)
+    found = Reference.of_environment(name)
     assert (found.task if found else None) == task
 
 
 @pytest.mark.parametrize("prefix", ["gym", "robotics"])
 def test_antmaze_has_a_score_where_the_goal_ends_it(prefix: str) -> None:
     name = f"{prefix}:AntMaze_UMaze-v4"
-    assert reference_of_environment(name) is None
-    found = reference_of_environment(name, continuing=False)
+    assert Reference.of_environment(name) is None
+    found = Reference.of_environment(name, continuing=False)
     assert found is not None
     assert (found.task, found.score(1.0)) == ("antmaze", 100.0)
 
@@ -94,7 +94,7 @@ def test_a_report_shows_it_and_forgets_it() -> None:
         "settings": {"split": "test", "greedy": True},
         "metrics": {"return_mean": 3234.3, "return_ci95": [-20.272305, 3234.3], "episodes": 1, "per_attempt": []},
     }
-    found = add_normalized(report, reference("hopper"))
+    found = add_normalized(report, Reference.find("hopper"))
     assert found["metrics"]["normalized_score"] == 100
     assert found["metrics"]["normalized_ci95"] == [0, 100]
     assert ["d4rl hopper", 100, 0, 100] in tables(found)[0].rows

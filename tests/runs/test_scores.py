@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines.errors import InputMissing
 from pipelines.report.model_card import find_evaluation
 from pipelines.runs.comparison import compute_curves, estimate_improvements, group_runs
-from pipelines.runs.evaluations import find_last_and_best, select_scores
+from pipelines.runs.evaluations import RunScores, find_last_and_best
 from pipelines.runs.removal import find_prunable
 from pipelines.runs.stored import read_run
 from pipelines.runs.summary import summarize_runs
@@ -197,7 +197,7 @@ def test_a_run_without_an_environment_is_scored_in_that_of_its_first_evaluation(
 )
 def test_damaged_settings_select_without_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
     run = make(tmp_path / "run", {10: 0.5})
-    assert len(select_scores(read_run(run).evaluations, damage).curve) in (0, 1, 2)
+    assert len(RunScores.select(read_run(run).evaluations, damage).curve) in (0, 1, 2)
 
 
 def test_runs_with_evaluations_of_others_only_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from xminigrid.types import RuleSet
 from pipelines.envs.env import EnvSpec, EpisodeEnv, StepResult, unknown_task
 from pipelines.envs.suites.jax_env import Tree, fold_keys, make_keys, merge
 from pipelines.envs.suites.suite import ProtocolSettings
-from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load, save
+from pipelines.envs.suites.xland_rulesets import Kind, Rulesets
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
 
@@ -191,13 +191,13 @@ class XLand(EpisodeEnv):
     def _load_rulesets(self) -> Rulesets:
         s = self.settings
         if s.rulesets_file is not None and s.rulesets_file.exists():
-            return load(s.rulesets_file)
+            return Rulesets.load(s.rulesets_file)
         try:
-            made = generate(s.difficulty, s.rulesets, s.ruleset_seed)
+            made = Rulesets.generate(s.difficulty, s.rulesets, s.ruleset_seed)
         except ValueError as error:
             raise UsageError(f"env.rulesets: {error}") from error
         if s.rulesets_file is not None:
-            save(s.rulesets_file, made)
+            made.save(s.rulesets_file)
         return made
 
     def _require_room(self, name: str) -> None:

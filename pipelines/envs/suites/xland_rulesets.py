@@ -145,53 +145,52 @@ class Rulesets:
             )
         return cls(goals, rules, tiles)
 
+    def save(self, path: Path) -> None:
+        """Write an npz file whole."""
+        write_atomically(
+            path, lambda file: np.savez_compressed(file, goals=self.goals, rules=self.rules, tiles=self.tiles)
+        )
 
-def generate(kind: Kind, count: int, seed: int) -> Rulesets:
-    """Generate `count` different rulesets of a difficulty. ValueError where there are not so many."""
-    difficulty, rng = DIFFICULTIES[kind], np.random.default_rng(seed)
-    goals = np.zeros((count, _GOAL_WIDTH), dtype=np.uint8)
-    rules = np.zeros((count, difficulty.rules, _RULE_WIDTH), dtype=np.uint8)
-    tiles = np.zeros((count, difficulty.tiles, 2), dtype=np.uint8)
-    seen: set[bytes] = set()
-    tries = 0
-    while len(seen) < count:
-        tries += 1
-        if tries > 20 * count + 1000:
-            raise ValueError(f"no {count} different rulesets of difficulty '{kind}' were found")
-        goal, made, lying = difficulty.draw(rng)
-        code = repr((goal, sorted(made), sorted(lying))).encode()
-        if code in seen:
-            continue
-        row = len(seen)
-        seen.add(code)
-        goals[row, : len(goal)] = goal
-        for place, rule in enumerate(made):
-            rules[row, place, : len(rule)] = rule
-        tiles[row, : len(lying)] = lying
-    return Rulesets(goals, rules, tiles)
+    @classmethod
+    def load(cls, path: Path) -> Rulesets:
+        """Read an npz file, without executing anything. InputMissing if there is none, IntegrityError for others."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = [stored[name] for name in ("goals", "rules", "tiles")]
+        except FileNotFoundError as error:
+            raise InputMissing(f"rulesets file '{path}' does not exist") from error
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            hint = None
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                if file.read(3) == b"BZh":  # perhaps a published benchmark
+                    hint = _CONVERT.format(path)
+            raise IntegrityError(f"'{path}' is not a rulesets file: {error}", hint=hint) from error
+        return Rulesets.check(arrays, path)
 
-
-def save(path: Path, rulesets: Rulesets) -> None:
-    """Write an npz file whole."""
-    write_atomically(
-        path, lambda file: np.savez_compressed(file, goals=rulesets.goals, rules=rulesets.rules, tiles=rulesets.tiles)
-    )
-
-
-def load(path: Path) -> Rulesets:
-    """Read an npz file, without executing anything. InputMissing if it does not exist, IntegrityError for others."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = [stored[name] for name in ("goals", "rules", "tiles")]
-    except FileNotFoundError as error:
-        raise InputMissing(f"rulesets file '{path}' does not exist") from error
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        hint = None
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            if file.read(3) == b"BZh":  # perhaps a published benchmark
-                hint = _CONVERT.format(path)
-        raise IntegrityError(f"'{path}' is not a rulesets file: {error}", hint=hint) from error
-    return Rulesets.check(arrays, path)
+    @classmethod
+    def generate(cls, kind: Kind, count: int, seed: int) -> Rulesets:
+        """Generate `count` different rulesets of a difficulty. ValueError where there are not so many."""
+        difficulty, rng = DIFFICULTIES[kind], np.random.default_rng(seed)
+        goals = np.zeros((count, _GOAL_WIDTH), dtype=np.uint8)
+        rules = np.zeros((count, difficulty.rules, _RULE_WIDTH), dtype=np.uint8)
+        tiles = np.zeros((count, difficulty.tiles, 2), dtype=np.uint8)
+        seen: set[bytes] = set()
+        tries = 0
+        while len(seen) < count:
+            tries += 1
+            if tries > 20 * count + 1000:
+                raise ValueError(f"no {count} different rulesets of difficulty '{kind}' were found")
+            goal, made, lying = difficulty.draw(rng)
+            code = repr((goal, sorted(made), sorted(lying))).encode()
+            if code in seen:
+                continue
+            row = len(seen)
+            seen.add(code)
+            goals[row, : len(goal)] = goal
+            for place, rule in enumerate(made):
+                rules[row, place, : len(rule)] = rule
+            tiles[row, : len(lying)] = lying
+        return cls(goals, rules, tiles)
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, MemoryError)
@@ -203,7 +202,7 @@ def convert(published: Path | str, target: Path | str) -> int:
     InputMissing where there is no such file, IntegrityError where it holds anything but rulesets.
     """
     rulesets = read(Path(published))
-    save(Path(target), rulesets)
+    rulesets.save(Path(target))
     return len(rulesets)
 
 

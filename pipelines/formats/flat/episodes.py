@@ -76,6 +76,60 @@ class Arrays:
                     kept[name].append(following[ends])
         return breaks, {name: np.concatenate(rows) for name, rows in kept.items()} if room >= 0 else None
 
+    def find_pieces(
+        self, request: Request, *, limit: int | None, block_rows: int, path: Path, exported: bool
+    ) -> _Pieces:
+        """Find the trajectories of a file; `limit` is the time limit of its environment, as far as that is known.
+
+        InputMissing where it cannot be known where episodes end: there are neither timeouts nor next observations, no
+        limit is known, and `source.horizon` says nothing. `exported`: our own export, which marks every end.
+        """
+        settings, listener = request.settings, request.listener
+        over = _read_all_flags(self.terminal, path)
+        cut = _read_all_flags(self.timeout, path) if self.timeout is not None else np.zeros_like(over)
+        marks = over | cut
+        marks[-1] = True
+        if self.stride:
+            marks[self.stride - 1 :: self.stride] = True
+        closing = None
+        if self.following and not exported:
+            found, closing = self.find_breaks(marks, block_rows)
+            breaks = found & ~marks
+            inside = int((~marks).sum())
+            count = int(breaks.sum())
+            if count > MOST_UNRELATED * inside:
+                marks[:] = True
+                closing = None
+                listener(describe_breaks(f"'{path}'", count, inside, unrelated=True))
+            elif count:
+                marks |= breaks
+                listener(describe_breaks(f"'{path}'", count, inside, unrelated=False))
+        ends = np.flatnonzero(marks) + 1
+        horizon = settings.horizon if isinstance(settings.horizon, int) else 0
+        if settings.horizon == "auto" and not cut.any() and not exported:
+            if limit is None and self.timeout is None and not self.following:
+                raise InputMissing(
+                    f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that "
+                    "ran into it would be joined",
+                    hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
+                )
+            if limit is not None and int(np.diff(ends, prepend=0).max()) > limit:
+                what = f"episodes are cut after {limit:,} steps, the time limit (source.horizon)"
+                listener(Notice(text=f"'{path}' marks no timeouts: {what}"))
+                horizon = limit
+        within = _divide(ends, horizon) if horizon else ends
+        pieces = _divide(within, settings.longest)
+        last = pieces - 1
+        return _Pieces(
+            begin=np.concatenate([[0], pieces[:-1]]),
+            end=pieces,
+            terminated=over[last],
+            truncated=cut[last] | ~over[last],
+            continued=~np.isin(pieces, within),
+            unsure=np.isin(pieces, within) & ~marks[last],
+            after=closing if np.array_equal(last, np.flatnonzero(marks)) else None,
+        )
+
 
 @dataclass(frozen=True)
 class _Pieces:
@@ -96,63 +150,6 @@ class _Pieces:
 
     def __len__(self) -> int:
         return len(self.begin)
-
-
-def find_pieces(
-    arrays: Arrays, request: Request, *, limit: int | None, block_rows: int, path: Path, exported: bool
-) -> _Pieces:
-    """Find the trajectories of a file; `limit` is the time limit of its environment, as far as that is known.
-
-    InputMissing where it cannot be known where episodes end: there are neither timeouts nor next observations, no limit
-    is known, and `source.horizon` says nothing. `exported`: our own export, which marks every end.
-    """
-    settings, listener = request.settings, request.listener
-    over = _read_all_flags(arrays.terminal, path)
-    cut = _read_all_flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
-    marks = over | cut
-    marks[-1] = True
-    if arrays.stride:
-        marks[arrays.stride - 1 :: arrays.stride] = True
-    closing = None
-    if arrays.following and not exported:
-        found, closing = arrays.find_breaks(marks, block_rows)
-        breaks = found & ~marks
-        inside = int((~marks).sum())
-        count = int(breaks.sum())
-        if count > MOST_UNRELATED * inside:
-            marks[:] = True
-            closing = None
-            listener(describe_breaks(f"'{path}'", count, inside, unrelated=True))
-        elif count:
-            marks |= breaks
-            listener(describe_breaks(f"'{path}'", count, inside, unrelated=False))
-    ends = np.flatnonzero(marks) + 1
-    horizon = settings.horizon if isinstance(settings.horizon, int) else 0
-    if settings.horizon == "auto" and not cut.any() and not exported:
-        if limit is None and arrays.timeout is None and not arrays.following:
-            raise InputMissing(
-                f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that ran into "
-                "it would be joined",
-                hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
-            )
-        if limit is not None and int(np.diff(ends, prepend=0).max()) > limit:
-            text = (
-                f"'{path}' marks no timeouts: episodes are cut after {limit:,} steps, the time limit (source.horizon)"
-            )
-            listener(Notice(text=text))
-            horizon = limit
-    within = _divide(ends, horizon) if horizon else ends
-    pieces = _divide(within, settings.longest)
-    last = pieces - 1
-    return _Pieces(
-        begin=np.concatenate([[0], pieces[:-1]]),
-        end=pieces,
-        terminated=over[last],
-        truncated=cut[last] | ~over[last],
-        continued=~np.isin(pieces, within),
-        unsure=np.isin(pieces, within) & ~marks[last],
-        after=closing if np.array_equal(last, np.flatnonzero(marks)) else None,
-    )
 
 
 def _divide(ends: np.ndarray, most: int) -> np.ndarray:

@@ -32,13 +32,13 @@ from pipelines.events import Notice
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
 from pipelines.formats.flat.arrays import open_array, open_flat, walk_leaves
 from pipelines.formats.flat.datasets import find_file, find_time_limit, name_environment
-from pipelines.formats.flat.episodes import Arrays, find_pieces
+from pipelines.formats.flat.episodes import Arrays
 from pipelines.formats.flat.names import NAMES, Computed, Environments, FlatNames
 from pipelines.formats.hdf5 import CHUNK_CACHE, as_scalar, reading
 from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces
 from pipelines.formats.minari.reader import find_paths
 from pipelines.formats.records import read_info, read_spaces
-from pipelines.formats.transitions import Steps, lay_out
+from pipelines.formats.transitions import Steps
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -75,8 +75,7 @@ class FlatImporter:
                     self._file = open_flat(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
                     self._arrays = self._open_arrays()
                 self.spaces = self._find_spaces(request.spaces)
-                self._pieces = find_pieces(
-                    self._arrays,
+                self._pieces = self._arrays.find_pieces(
                     request,
                     limit=find_time_limit(self.label) or request.horizon,
                     block_rows=self._count_block_rows(),
@@ -289,7 +288,7 @@ class FlatImporter:
             reward=arrays.reward[origin:stop],
             reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
         )
-        laid = lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
+        laid = steps.lay_out(keep_terminated=self._settings.missing_final == "repeat")
         self.dropped += int((~laid.usable).sum())
         if laid.raw is None:
             return None

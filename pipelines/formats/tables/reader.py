@@ -41,7 +41,7 @@ from pipelines.formats.intake import (
 )
 from pipelines.formats.records import read_info, read_spaces
 from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFiles, as_array, as_damage, find_files
-from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ, lay_out
+from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, LABEL, LOGP, OPTIONAL, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
@@ -313,7 +313,7 @@ class TableImporter:
             reward=held[REWARD].reshape(-1)[origin:stop],
             reset=self._read_flag(held, RESET)[origin:stop].astype(np.uint8),
         )
-        return lay_out(steps, keep_terminated=self._settings.missing_final == "repeat")
+        return steps.lay_out(keep_terminated=self._settings.missing_final == "repeat")
 
     def _read_flag(self, held: Block, name: str) -> np.ndarray:
         return held[name] if name in held else np.zeros(len(held[REWARD]), dtype=bool)

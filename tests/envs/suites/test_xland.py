@@ -19,17 +19,7 @@ from xminigrid.envs.xland import XLandMiniGrid
 from xminigrid.types import RuleSet
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.xland_rulesets import (
-    DIFFICULTIES,
-    GOALS,
-    RULES,
-    TILES,
-    Rulesets,
-    convert,
-    generate,
-    load,
-    save,
-)
+from pipelines.envs.suites.xland_rulesets import DIFFICULTIES, GOALS, RULES, TILES, Rulesets, convert
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from tests.envs import contract
 
@@ -81,7 +71,7 @@ def needed(tiles, maker, lying, depth=0):
 
 @pytest.mark.parametrize("kind", DIFFICULTIES)
 def test_every_goal_can_be_made_from_what_lies_about_and_spoilers_can_be_avoided(kind):
-    made, difficulty = generate(kind, 300, seed=1), DIFFICULTIES[kind]
+    made, difficulty = Rulesets.generate(kind, 300, seed=1), DIFFICULTIES[kind]
     depths = set()
     for i in range(len(made)):
         goal, rules, lying = rows(made, i)
@@ -103,7 +93,11 @@ def test_every_goal_can_be_made_from_what_lies_about_and_spoilers_can_be_avoided
 
 
 def test_rulesets_are_different_follow_from_their_seed_and_use_all_kinds():
-    made, again, other = generate("medium", 500, 3), generate("medium", 500, 3), generate("medium", 500, 4)
+    made, again, other = (
+        Rulesets.generate("medium", 500, 3),
+        Rulesets.generate("medium", 500, 3),
+        Rulesets.generate("medium", 500, 4),
+    )
     np.testing.assert_array_equal(made.rules, again.rules)
     assert (made.rules != other.rules).any()
     codes = {(made.goals[i].tobytes(), made.rules[i].tobytes(), made.tiles[i].tobytes()) for i in range(500)}
@@ -115,19 +109,19 @@ def test_rulesets_are_different_follow_from_their_seed_and_use_all_kinds():
 
 
 def test_rulesets_are_kept_in_a_file_without_code(tmp_path):
-    made = generate("small", 20, 0)
-    save(tmp_path / "mine.npz", made)
-    read = load(tmp_path / "mine.npz")
+    made = Rulesets.generate("small", 20, 0)
+    made.save(tmp_path / "mine.npz")
+    read = Rulesets.load(tmp_path / "mine.npz")
     for name in ("goals", "rules", "tiles"):
         np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
     with pytest.raises(InputMissing, match="does not exist"):
-        load(tmp_path / "other.npz")
+        Rulesets.load(tmp_path / "other.npz")
     np.savez(tmp_path / "pickled.npz", goals=np.array([object()]), rules=0, tiles=0)
     (tmp_path / "text.npz").write_text("goals")
     np.savez(tmp_path / "shape.npz", goals=made.goals[:, :4], rules=made.rules, tiles=made.tiles)
     for name in ("pickled", "text", "shape"):
         with pytest.raises(IntegrityError, match="is not a rulesets file"):
-            load(tmp_path / f"{name}.npz")
+            Rulesets.load(tmp_path / f"{name}.npz")
 
 
 def test_a_file_is_written_once_and_played_from_then_on(tmp_path):
@@ -140,7 +134,7 @@ def test_a_file_is_written_once_and_played_from_then_on(tmp_path):
 
 
 def test_rulesets_of_training_and_test_are_disjoint():
-    made = generate("trivial", 100, 0)
+    made = Rulesets.generate("trivial", 100, 0)
     train, test = made.split(0.2, 0)
     assert (len(train), len(test)) == (80, 20)
     assert set(train.tolist()) | set(test.tolist()) == set(range(100))
@@ -325,7 +319,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_published_rulesets_are_played_once_converted(tmp_path):
-    made = generate("small", 30, seed=5)
+    made = Rulesets.generate("small", 30, seed=5)
     content = {"goals": made.goals, "rules": made.rules, "init_tiles": made.tiles, "num_rules": np.zeros(30, np.uint8)}
     with bz2.open(tmp_path / "small_1m_v3", "wb") as file:
         pickle.dump({name: jnp.asarray(value) for name, value in content.items()}, file)
