@@ -147,7 +147,7 @@ def find_extras() -> list[Extra]:
         missing = [problem for problem in problems if problem is not None]
         if not problems:
             missing = [f"it contains nothing for Python {sys.version_info.major}.{sys.version_info.minor}"]
-        imported = modules(name)
+        imported = list_modules(name)
         problem = "; ".join(missing) or _explain_import(imported)
         return Extra(name=name, problem=problem, is_found=any(find_spec(module) is not None for module in imported[:1]))
 
@@ -159,7 +159,7 @@ def find_extras() -> list[Extra]:
         return list(pool.map(check, names))
 
 
-def modules(extra: str) -> tuple[str, ...]:
+def list_modules(extra: str) -> tuple[str, ...]:
     """List the modules that using `extra` imports."""
     from pipelines.envs.suites.catalogue import ENTRIES
 

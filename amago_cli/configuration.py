@@ -88,10 +88,10 @@ class Request:
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
         """Resolve and validate the settings. UsageError lists every problem."""
-        from pipelines.rollout.environment import env_model
+        from pipelines.rollout.environment import find_env_model
 
         return resolve(
-            self.file, self.assignments, env_model=env_model, stored=base, size=self._size, source=self.source
+            self.file, self.assignments, env_model=find_env_model, stored=base, size=self._size, source=self.source
         )
 
     def document(self) -> dict[str, Any]:

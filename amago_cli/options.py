@@ -20,7 +20,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.invocation import Invocation
-from amago_cli.quantities import positive
+from amago_cli.quantities import parse_positive
 from amago_cli.streams import result_alone
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ OptionalRecipe = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int, typer.Option("--jobs", metavar="N", parser=positive, help="Number of runs at a time, each a process.")
+    int, typer.Option("--jobs", metavar="N", parser=parse_positive, help="Number of runs at a time, each a process.")
 ]
 Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Score of the evaluations, e.g. success_mean.")]
 RunOption = Annotated[

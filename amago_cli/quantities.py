@@ -18,17 +18,17 @@ _NUMBER = re.compile(r"(-?[\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([a-zA-Z]?)")
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse `90`, `90s`, `15m`, `12h`, `7d`, `2w` as seconds."""
     return _parsed(text, _SECONDS | {"": 1}, "an age such as 90s, 12h or 7d")
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Parse `1000`, `500MB`, `2GiB` as bytes."""
     return round(_parsed(text, _BYTES, "a size such as 500MB or 2GiB"))
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Parse `20000`, `20_000`, `1e6`, `100k`, `1.5M` as a whole number."""
     from decimal import Decimal, InvalidOperation  # takes as long to import as half of typer
 
@@ -42,9 +42,9 @@ def count(text: str) -> int:
     return int(number)
 
 
-def positive(text: str) -> int:
-    """Parse a `count` of at least 1."""
-    if (number := count(text)) < 1:
+def parse_positive(text: str) -> int:
+    """Parse a `parse_count` of at least 1."""
+    if (number := parse_count(text)) < 1:
         raise typer.BadParameter(f"'{text}' is not at least 1")
     return number
 

@@ -22,7 +22,7 @@ from amago_cli.options import (
     Sets,
     stage,
 )
-from amago_cli.quantities import count
+from amago_cli.quantities import parse_count
 
 
 @stage
@@ -51,13 +51,18 @@ def collect(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", metavar="N", parser=count, help="Total environment steps over all actors, e.g. 20000 or 1e6."
+            "--steps",
+            metavar="N",
+            parser=parse_count,
+            help="Total environment steps over all actors, e.g. 20000 or 1e6.",
         ),
         Sets("collect.steps"),
     ] = None,
     add: Annotated[
         int | None,
-        typer.Option("--add", metavar="N", parser=count, help="Collect N more steps, each time the command runs."),
+        typer.Option(
+            "--add", metavar="N", parser=parse_count, help="Collect N more steps, each time the command runs."
+        ),
     ] = None,
     actors: Annotated[
         str | None,
@@ -173,11 +178,11 @@ def collect(
     from pipelines.config.settings import SourceSettings
     from pipelines.errors import UsageError
     from pipelines.events import Notice
-    from pipelines.stages.library import default_run, source_label, without_behaviour
+    from pipelines.stages.library import label_source, name_default_run, without_behaviour
 
     def parse_number(text: str | None) -> int | str | None:
         try:
-            return None if text is None else count(text)
+            return None if text is None else parse_count(text)
         except typer.BadParameter:
             return text  # the settings refuse anything but "auto"
 
@@ -211,10 +216,10 @@ def collect(
     }
     request = Request(common, named)
     if run is None and lake is None:
-        name = request.environment() if source is None else source_label(source)
+        name = request.environment() if source is None else label_source(source)
         if not name:
             raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
-        run = default_run(name)
+        run = name_default_run(name)
     known = load_stored(run)
     base = without_behaviour(known)
     imports = imports_source(

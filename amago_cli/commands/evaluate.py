@@ -22,7 +22,7 @@ from amago_cli.options import (
     Track,
     stage,
 )
-from amago_cli.quantities import count
+from amago_cli.quantities import parse_count
 
 if TYPE_CHECKING:
     from pipelines.config.settings import Settings
@@ -42,7 +42,7 @@ def evaluate(
     env: Environment = None,
     episodes: Annotated[
         int | None,
-        typer.Option("--episodes", metavar="N", parser=count, help="Number of complete episodes to play."),
+        typer.Option("--episodes", metavar="N", parser=parse_count, help="Number of complete episodes to play."),
         Sets("evaluate.episodes"),
     ] = None,
     attempts: Annotated[
@@ -160,7 +160,7 @@ def evaluate(
         from pipelines.stages import early_checks
 
         common.concerns()
-        settings, form = resolve_checked(early_checks.bundle_document(packed)), form or early_checks.WEIGHTS
+        settings, form = resolve_checked(early_checks.read_bundle_document(packed)), form or early_checks.WEIGHTS
         if not tournament:
             early_checks.refuse_run_settings(settings, packed, form=form, to=to)
         if common.dry_run:

@@ -82,7 +82,7 @@ def export(
     from pipelines.config.policy_files import locate_checkpoint
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
-    from pipelines.stages.early_checks import default_folder
+    from pipelines.stages.early_checks import choose_folder
 
     run = Path(source)
     request = Request(common, common.named)
@@ -92,9 +92,9 @@ def export(
         from pipelines.stages import early_checks
 
         common.concerns()
-        settings = request.settings(early_checks.bundle_document(packed))
+        settings = request.settings(early_checks.read_bundle_document(packed))
         _refuse_unused(settings.export, request.keys)
-        place = early_checks.place_of_bundle(settings.export, packed)
+        place = early_checks.locate_bundle(settings.export, packed)
         if common.dry_run:
             return preview(common, settings, writes={"bundle": place})
         with common.listening() as listener:
@@ -121,7 +121,7 @@ def export(
         find_exporter(wanted.format[0])
         lake = Lake(source)
         common.concerns(lake=lake.name)
-        place = Path(wanted.to or default_folder(lake))
+        place = Path(wanted.to or choose_folder(lake))
         if common.dry_run:
             return preview(common, settings, writes={"dataset": place})
     with common.listening() as listener:

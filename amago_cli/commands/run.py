@@ -26,7 +26,7 @@ from amago_cli.options import (
     Track,
     stage,
 )
-from amago_cli.quantities import count
+from amago_cli.quantities import parse_count
 
 if TYPE_CHECKING:
     from amago_cli.configuration import Request
@@ -46,7 +46,10 @@ def run(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", metavar="N", parser=count, help="Without a recipe: environment steps to use, instead of minutes."
+            "--steps",
+            metavar="N",
+            parser=parse_count,
+            help="Without a recipe: environment steps to use, instead of minutes.",
         ),
     ] = None,
     run: RunOption = None,
@@ -83,14 +86,14 @@ def run(
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
-    from pipelines.stages.library import default_run
+    from pipelines.stages.library import name_default_run
 
     if recipe is None:
         return _without_recipe(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
-    run = run or default_run(f"{name}-{chosen}" if chosen else name)
+    run = run or name_default_run(f"{name}-{chosen}" if chosen else name)
     if "stages" not in request.document():
         return _without_recipe(common, request, run, minutes, steps, fresh=fresh)
     if minutes is not None or steps is not None:
@@ -109,10 +112,10 @@ def run(
         settings = request.fit(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.config.recipes import describe_recipe
-        from pipelines.rollout.environment import env_model
+        from pipelines.rollout.environment import find_env_model
         from pipelines.stages import run as stages
 
-        described = describe_recipe(name, request.file, request.assignments, settings, env_model=env_model)
+        described = describe_recipe(name, request.file, request.assignments, settings, env_model=find_env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
 
 
@@ -128,14 +131,14 @@ def _without_recipe(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.events import Notice
-    from pipelines.stages.library import default_run
+    from pipelines.stages.library import name_default_run
     from pipelines.stages.make_recipe import begin, make_budget
 
     name, budget = request.environment(), make_budget(minutes, steps)
     if not name:
         hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
         raise UsageError("neither a recipe nor an environment is named", hint=hint)
-    run = run or default_run(name)
+    run = run or name_default_run(name)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
     if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:

@@ -9,7 +9,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.options import Common, Jobs, Metric, Profile, Recipe, Size, stage
-from amago_cli.quantities import positive
+from amago_cli.quantities import parse_positive
 
 
 @stage
@@ -26,7 +26,7 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", parser=positive, help="Number of seeds of each combination.")
+        int, typer.Option("--seeds", metavar="N", parser=parse_positive, help="Number of seeds of each combination.")
     ] = "1",  # type: ignore[assignment]
     jobs: Jobs = "1",  # type: ignore[assignment]
     run: Annotated[
@@ -48,16 +48,16 @@ def sweep(
     from amago_cli.render.output import Document
     from pipelines.config.recipes import find
     from pipelines.stages import sweep as engine
-    from pipelines.stages.library import default_run
+    from pipelines.stages.library import name_default_run
 
     cells = Cells(common, recipe, profile=profile, size=size)
     first = cells.base_seed()
-    grid = engine.grid(parse_varied(vary or ()), range(first, first + seeds))
-    directory = run or default_run(f"{find(recipe)[0]}-sweep")
+    grid = engine.make_cells(parse_varied(vary or ()), range(first, first + seeds))
+    directory = run or name_default_run(f"{find(recipe)[0]}-sweep")
     common.concerns(run=directory)
     for values in {repr({**values, "seed": 0}): values for values in grid}.values():
         cells.settings(values)  # report configuration errors before anything runs
-    names = engine.cell_names(grid)
+    names = engine.name_cells(grid)
     planned = [cells.plan(values, directory / name) for values, name in zip(grid, names, strict=True)]
     if common.dry_run:
         import shlex

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Fresh, FromLake, Init, Ranks, RunOption, Seed, Sets, Size, Track, stage
-from amago_cli.quantities import count, positive
+from amago_cli.quantities import parse_count, parse_positive
 
 
 @stage
@@ -17,12 +17,12 @@ def train(
     run: RunOption = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", parser=count, help="Total gradient updates, e.g. 20k."),
+        typer.Option("--steps", metavar="N", parser=parse_count, help="Total gradient updates, e.g. 20k."),
         Sets("train.steps"),
     ] = None,
     add: Annotated[
         int | None,
-        typer.Option("--add", metavar="N", parser=positive, help="N more updates, each time the command runs."),
+        typer.Option("--add", metavar="N", parser=parse_positive, help="N more updates, each time the command runs."),
     ] = None,
     agent: Annotated[
         str | None,
@@ -89,10 +89,10 @@ def train(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.lake.store import Lake
-    from pipelines.stages.library import shares, training_run
+    from pipelines.stages.library import choose_training_run, shares
 
     exclude({"--steps": steps, "--add": add})
-    run, source = training_run(from_lake or (), run)
+    run, source = choose_training_run(from_lake or (), run)
     request, base = (
         Request(common, common.named | {"train.steps": steps if add is None else add}),
         load_stored(run) or load_stored(source),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Jobs, Metric, Profile, Recipe, Size, stage
-from amago_cli.quantities import count, positive
+from amago_cli.quantities import parse_count, parse_positive
 
 
 @stage
@@ -24,12 +24,12 @@ def tune(
         ),
     ] = ...,  # type: ignore[assignment]
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", parser=positive, help="Number of trials in all.")
+        int, typer.Option("--trials", metavar="N", parser=parse_positive, help="Number of trials in all.")
     ] = "20",  # type: ignore[assignment]
     jobs: Jobs = "1",  # type: ignore[assignment]
     confirm: Annotated[
         int,
-        typer.Option("--confirm", metavar="N", parser=count, help="Fresh seeds for the best settings; 0: none."),
+        typer.Option("--confirm", metavar="N", parser=parse_count, help="Fresh seeds for the best settings; 0: none."),
     ] = "3",  # type: ignore[assignment]
     prune: Annotated[
         bool, typer.Option("--prune/--no-prune", help="Stop trials whose evaluations are below the median.")
@@ -54,12 +54,12 @@ def tune(
     from amago_cli.render.output import Document
     from pipelines.config.recipes import find
     from pipelines.files.atomic import write_atomically
-    from pipelines.stages.library import default_run
+    from pipelines.stages.library import name_default_run
     from pipelines.stages.search_space import read_space
 
     cells = Cells(common, recipe, profile=profile, size=size)
     dimensions = read_space(space)
-    directory = run or default_run(f"{find(recipe)[0]}-tune")
+    directory = run or name_default_run(f"{find(recipe)[0]}-tune")
     common.concerns(run=directory)
     for dimension in dimensions:
         for value in dimension.examples():

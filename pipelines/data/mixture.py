@@ -142,7 +142,7 @@ class Mixture:
             for part, a, b in zip(self.parts, edges[:-1], edges[1:], strict=True)
             if b > a
         ]
-        return joined(buffers, batches, lake)
+        return join_batches(buffers, batches, lake)
 
     def prioritise(self, trajectory: np.ndarray, lake: np.ndarray | None, error: np.ndarray) -> None:
         """Update priorities with the mean absolute TD errors (B,) of windows of the trajectories (B,) of the lakes (B,)
@@ -188,7 +188,7 @@ class Mixture:
                 part.sampler.load_priorities(own)
 
 
-def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
+def join_batches(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
     """Join batches whose windows are consecutive in `columns`."""
     importance = [batch.importance for batch in batches if batch.importance is not None]
     cut_off = None

@@ -1,4 +1,4 @@
-"""Environments by name: `make` builds one, `settings_model` says which parameters it takes, `catalogue` lists
+"""Environments by name: `make` builds one, `find_settings_model` says which parameters it takes, `catalogue` lists
 them.
 
 A suite is a class in a module of `envs.suites` that has `Settings` and `make(name, settings, *, num_envs, seed,
@@ -66,7 +66,7 @@ def make(
     return made if attempts == 1 else Repeated(made, attempts)
 
 
-def settings_model(name: str) -> type[SettingsModel]:
+def find_settings_model(name: str) -> type[SettingsModel]:
     """Find the model of the parameters of environment `name`. Errors as for `make`."""
     return resolve(name)[1].load(name).Settings
 

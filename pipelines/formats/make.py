@@ -111,7 +111,7 @@ def find_kind_and_place(name: str) -> tuple[str, str]:
     return (_SUFFIXES[path.suffix], name) if path.suffix in _SUFFIXES else ("", "")
 
 
-def requirement(name: str) -> tuple[str | None, bool]:
+def find_requirement(name: str) -> tuple[str | None, bool]:
     """Find the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
     kind, place = find_kind_and_place(name)
     if is_on_hub(place):

@@ -17,10 +17,10 @@ _QUALITY = {"crf": "18", "preset": "medium"}
 _GIF_COLORS = 64
 
 
-def suffix() -> str:
+def choose_suffix() -> str:
     """Return the ending of the videos that can be written here: ".mp4" or ".gif". InputMissing if there is no encoder.
 
-    >>> suffix() in (".mp4", ".gif")
+    >>> choose_suffix() in (".mp4", ".gif")
     True
     """
     for module, ending in (("av", ".mp4"), ("PIL", ".gif")):

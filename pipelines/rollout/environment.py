@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pipelines.config.host import count_cores
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings
 from pipelines.envs.env import Env, EpisodeCounter, Trial
-from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
+from pipelines.envs.make import Split, find_settings_model, is_users, make, require_trust
 from pipelines.envs.suites.catalogue import ENTRIES
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
@@ -36,9 +36,9 @@ _DRAWS = 100  # of as many episodes as tasks are wanted, before giving up
 _MESSAGE_SECONDS = 30e-3  # work that justifies a message to a worker, which polls every 1 ms
 
 
-def env_model(name: str) -> type[BaseModel]:
+def find_env_model(name: str) -> type[BaseModel]:
     """Return the model of the parameters of environment `name`. UsageError if there is no such environment."""
-    return settings_model(name)
+    return find_settings_model(name)
 
 
 def make_env(
@@ -244,11 +244,13 @@ def _enough_actors(
         while 2 * few <= most and 0 < seconds * few < _BATCH_SECONDS:
             few *= 2
     if alone:
-        return enough(seconds, most=most, workers=wanted, cores=cores, few=few)
+        return choose_actors(seconds, most=most, workers=wanted, cores=cores, few=few)
     return max(few, 1 << max(most, 1).bit_length() - 1)
 
 
-def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None) -> int:
+def choose_actors(
+    seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None
+) -> int:
     """Choose the number of actors, up to `most`, for environments whose steps take `seconds`: enough to make a message
     to a worker worthwhile, or `few` (`FEW`) if workers would not pay off either way."""
 

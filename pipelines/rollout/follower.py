@@ -21,7 +21,7 @@ from pipelines.learning import published
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.learning.published import PublishedPolicy
-from pipelines.rollout.policies import Acting, random_policy, trained
+from pipelines.rollout.policies import Acting, make_random_policy, trained
 
 SECONDS, _FAR_SECONDS = 2.0, 10.0  # between two checks; far: in an object store, where each is a request
 
@@ -115,7 +115,7 @@ class _LakeSource:
         return published.load(self._lake, newest)
 
 
-def policy_source(place: str) -> _PolicySource:
+def find_policy_source(place: str) -> _PolicySource:
     """Find the source at a run's directory, or at a lake where policies are published."""
     if is_remote(place) or published.find_published_lake(place) is not None:
         return _LakeSource(place)
@@ -157,7 +157,7 @@ class CheckpointFollower:
         if acting is not None:
             return acting
         self._listener(Notice(text=f"{self._source} has no checkpoint yet: acting at random until it has one"))
-        return random_policy(self._env.spec.spaces, seed=self._seed, action_mask=self._action_mask)
+        return make_random_policy(self._env.spec.spaces, seed=self._seed, action_mask=self._action_mask)
 
     def newer(self) -> Acting | None:
         """Load the newest checkpoint's policy if it differs from the last one returned; None also if no check

@@ -36,7 +36,7 @@ from pipelines.lake.storage import is_remote
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets.actor import Categorical, make_distribution
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
-from pipelines.rollout.follower import CheckpointFollower, policy_source
+from pipelines.rollout.follower import CheckpointFollower, find_policy_source
 from pipelines.rollout.learners import is_learner, make_learner
 from pipelines.rollout.opponents import Groups, OpponentLoader, name_opponents, refuse_workers
 from pipelines.rollout.policies import Acting, Policy, RandomPolicy, load_policy, require_log_prob, trained
@@ -214,7 +214,7 @@ class CollectionPlan:
                 hint="give --policy or --follow",
             )
         follower = CheckpointFollower(
-            policy_source(wanted.follow),
+            find_policy_source(wanted.follow),
             env,
             seed=seed,
             greedy=wanted.greedy,

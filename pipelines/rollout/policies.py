@@ -190,7 +190,7 @@ def require_log_prob(policy: Policy, exploration: Exploration | None) -> ChoiceP
     return policy
 
 
-def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) -> Policy:
+def make_scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) -> Policy:
     """Load the policy named `module:attr`.
 
     A class is instantiated with `spaces=`, `num_actors=` and `seed=`; an object with `act` is used directly; any other
@@ -238,7 +238,7 @@ def load_policy(name: str, env: Actors, *, seed: int, greedy: bool = False, acti
     """
     spaces = env.spec.spaces
     if name in ("auto", "random"):
-        return random_policy(spaces, seed=seed, action_mask=action_mask)
+        return make_random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         if not isinstance(env, Env):
             raise UsageError(f"recorded episodes of '{env.spec.name}' have no expert")
@@ -253,11 +253,11 @@ def load_policy(name: str, env: Actors, *, seed: int, greedy: bool = False, acti
             f"no run or bundle at '{name.partition('@')[0]}' whose policy could act",
             hint="give random, expert, RUN[@CHECKPOINT], BUNDLE, amago:PATH or module:attr",
         )
-    policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
+    policy = make_scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
 
 
-def random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting:
+def make_random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting:
     """Make the random policy. UsageError if there is no column `action_mask`."""
     legal = LegalActions(action_mask, spaces) if action_mask else None
     policy = RandomPolicy(spaces.action, seed=seed, legal=legal)

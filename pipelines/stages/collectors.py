@@ -36,7 +36,7 @@ from pipelines.rollout.collector import (
 )
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, RunName
 from pipelines.rollout.policies import Acting
-from pipelines.stages.engines import POLL_SECONDS, make_engine, restart_notice
+from pipelines.stages.engines import POLL_SECONDS, make_engine, make_restart_notice
 from pipelines.stages.tasks import Channel, Engine, RunningTask
 from pipelines.training.learner import use_threads
 
@@ -342,7 +342,7 @@ class CollectorGroup:
         times = f", {member.deaths} times in a row without having stored a step" if most else ""
         try:
             listener(
-                restart_notice(member.task, f"collector {member.number}", again=member.deaths <= most, times=times)
+                make_restart_notice(member.task, f"collector {member.number}", again=member.deaths <= most, times=times)
             )
         except StageFailed as error:
             raise CollectorFailed(error.message, hint=error.hint) from None

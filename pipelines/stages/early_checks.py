@@ -19,7 +19,7 @@ from pipelines.lake.store import Lake
 WEIGHTS = "weights"
 
 
-def bundle_document(directory: Path, *, foreign: bool = False) -> dict[str, Any]:
+def read_bundle_document(directory: Path, *, foreign: bool = False) -> dict[str, Any]:
     """Read the settings that a bundle has: its environment. `foreign`: raise InputMissing if that would import a
     module, unless the user typed its name."""
     env: Mapping[str, Any] = load_record(directory)["env"]
@@ -56,7 +56,7 @@ def refuse_run_settings(settings: Settings, directory: Path, *, form: str, to: P
         raise UsageError("not of a bundle", hint="evaluate the run it was made from", problems=tuple(problems))
 
 
-def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path | str:
+def locate_bundle(wanted: ExportSettings, directory: Path) -> Path | str:
     """Find the directory, or the address on the Hub, to export the policy of the bundle in `directory` to. UsageError
     if it cannot be exported."""
     if not wanted.of_policy or wanted.checkpoint != "latest":
@@ -69,7 +69,7 @@ def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path | str:
     return Path(wanted.to)
 
 
-def default_folder(lake: Lake) -> Path:
+def choose_folder(lake: Lake) -> Path:
     """Find the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
     if lake.run is None or not RunDirectory(lake.run).exists():
         raise UsageError(f"lake '{lake.name}' does not belong to a run", hint="say where to write: --to DIR")

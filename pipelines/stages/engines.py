@@ -50,7 +50,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
                         raise body.unpack()
                 if each.ended and number not in results:
                     deaths[number] += 1
-                    listener(restart_notice(each, f"{what} {number}", again=deaths[number] <= restarts))
+                    listener(make_restart_notice(each, f"{what} {number}", again=deaths[number] <= restarts))
                     running[number] = engine.start(tasks[number])
             if heard:
                 parts = list(heard.values())
@@ -62,7 +62,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
     return [results[number] for number in range(len(tasks))]
 
 
-def restart_notice(task: RunningTask, name: str, *, again: bool, times: str = "") -> Notice:
+def make_restart_notice(task: RunningTask, name: str, *, again: bool, times: str = "") -> Notice:
     """Word the warning about a task whose process has died; raise StageFailed unless the task is started `again`."""
     how = f"{name} (pid {task.pid} on {task.host}) {task.ended}"
     if not again:

@@ -47,7 +47,7 @@ from pipelines.stages import filming
 from pipelines.stages.early_checks import WEIGHTS, refuse_run_settings
 from pipelines.stages.engines import make_engine, perform_all
 from pipelines.stages.evaluation_tables import require_gate, tables
-from pipelines.stages.resolve import differences
+from pipelines.stages.resolve import find_differences
 from pipelines.stages.result import Result
 from pipelines.stages.tasks import Channel
 from pipelines.tracking.background import track_run
@@ -283,7 +283,7 @@ class _Archive:
             )
         scale = find_reference(env, wanted.reference)
         trained_in = plan.checkpoint.record.get("env") or {}
-        if trained_in.get("name") and (changed := differences(env, trained_in)):
+        if trained_in.get("name") and (changed := find_differences(env, trained_in)):
             text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
             listener(Notice(text=text, level="warning"))
         filmed = filming.EpisodeVideos(plan, to=self.videos, stem=self.stem(plan))

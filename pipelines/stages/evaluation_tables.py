@@ -28,7 +28,7 @@ def require_gate(result: Result, required: str) -> Result:
     return result
 
 
-def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+def make_headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
     """Summarise the scores in one line, which begins with what they belong to; `best` is the run record's entry for
     the best checkpoint so far, mentioned where it was chosen on tasks of the same split."""
     low, high = figures["return_ci95"]
@@ -88,7 +88,7 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
         shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in tasks]
         columns = ["task", "episodes", "return", "success"]
         found.append(Table(title="by task", columns=columns, rows=shown[:_MOST_ROWS]))
-    return found + adaptation_tables({f"checkpoint {report['update']}": report})
+    return found + make_adaptation_tables({f"checkpoint {report['update']}": report})
 
 
 def _list_scores(figures: Mapping[str, Any]) -> list[list[Any]]:
@@ -102,7 +102,7 @@ def _find_curves(figures: Mapping[str, Any]) -> list[str]:
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
 
 
-def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
+def make_adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
     """Make tables of success and return by attempt, for the figures that all named reports have; `of` ends the
     titles. Each has two rows (mean, 95% interval) per report, between random and optimal play where those are known.
     Long curves are thinned to a few attempts, including the first and the last."""
@@ -124,8 +124,8 @@ def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
     return made
 
 
-def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
-    """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
+def draw_adaptation(reports: Reports, directory: Path) -> list[Path]:
+    """Draw the curves of `make_adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
     pictures = []
     for kind in _find_shared_curves(reports):
         series = []

@@ -39,7 +39,7 @@ from pipelines.rollout.environment import make_evaluation_env, workers
 from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import Evaluation, name_mode, to_number
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.stages.early_checks import default_folder, place_of_bundle
+from pipelines.stages.early_checks import choose_folder, locate_bundle
 from pipelines.stages.result import Result, Table
 
 
@@ -70,7 +70,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
 def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silent) -> Result:
     """Export the policy of the bundle in `directory` to another directory, `export.to`, with the forms
     `export.format`. Errors as of `run`."""
-    place, started = place_of_bundle(settings.export, directory), time.monotonic()
+    place, started = locate_bundle(settings.export, directory), time.monotonic()
     with _open_target(place) as to:
         figures, tables = _export_policy(settings, bundle.read(directory), to, listener)
     return Result(command="export", metrics=figures, outputs=[place], tables=tables, seconds=time.monotonic() - started)
@@ -300,7 +300,7 @@ def dataset(wanted: ExportSettings, *, lake: Path | str, listener: Listener = si
     find_exporter(form)
     store = Lake(lake)
     store.salvage(listener=listener)
-    to = Path(wanted.to) if wanted.to else default_folder(store)
+    to = Path(wanted.to) if wanted.to else choose_folder(store)
     uids = Reader(store, listener=listener).uids()
     if wanted.where.strip():
         from pipelines.lake.sql.selection import select

@@ -16,7 +16,7 @@ from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.evaluation.films import Film, PictureReel, film_episodes
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
-from pipelines.formats.video_writer import suffix, write_video
+from pipelines.formats.video_writer import choose_suffix, write_video
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.rollout.plan import EvaluationPlan
@@ -47,7 +47,7 @@ class EpisodeVideos:
         """Raise, before anything is played, what would be wrong afterwards: there is no encoder, or no drawing."""
         if not self._missing:
             return
-        suffix()
+        choose_suffix()
         with contextlib.closing(self._plan.make_drawn_env(listener, actors=1)) as env:
             rendering.picture(env, env.reset())
 
@@ -66,7 +66,7 @@ class EpisodeVideos:
         return bool(self.paths)
 
     def _write(self, listener: Listener) -> None:
-        ending = suffix()
+        ending = choose_suffix()
         with contextlib.closing(self._plan.make_drawn_env(listener)) as env:
             films, spec = _film(self._plan, env, rendering.picture, PictureReel, self._episodes, listener), env.spec
         for episode, each in zip(self._episodes, films, strict=True):

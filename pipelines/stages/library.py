@@ -16,7 +16,7 @@ from pipelines.config.settings import Settings, SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages.make_recipe import choose_by_hand
 from pipelines.stages.result import Result
 from pipelines.trust import everything
@@ -69,10 +69,10 @@ def collect(
     wanted = steps if add is None else add
     named: dict[str, Any] = {"env.name": env, "source.name": source, "collect.policy": policy}
     if run is None and lake is None:
-        name = env if source is None else source_label(source)
+        name = env if source is None else label_source(source)
         if not name:
             raise UsageError("no environment given", hint="give env or source, or run, a directory to resume")
-        run = default_run(name)
+        run = name_default_run(name)
     stored = without_behaviour(RunDirectory(run).load_document()) if run is not None else {}
     keys = settings or {}
     acting = [name for name, value in {"policy": policy, "add": add}.items() if value is not None]
@@ -152,7 +152,7 @@ def train(
     2
     """
     given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
-    directory, source = training_run(given, None if run is None else Path(run))
+    directory, source = choose_training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
     base.pop("track", None)  # where to send something is the caller's choice
     if given and "train.lakes" in (settings or {}):
@@ -214,7 +214,7 @@ def evaluate(
         from pipelines.stages.evaluate import run_bundle
 
         with everything() if trust else contextlib.nullcontext():
-            base = early_checks.bundle_document(packed, foreign=env is None)
+            base = early_checks.read_bundle_document(packed, foreign=env is None)
             return run_bundle(_resolve(base, named, settings), directory=packed, listener=listener)
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine
@@ -231,7 +231,7 @@ def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, flo
     return [(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
 
 
-def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:
+def choose_training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:
     """Find the run that trains on `lakes` (`run`, the run of the only lake, or runs/train) and the directory of the
     first lake (None if there is none or if it is in an object store), whose settings a new run adopts."""
     place = parse_share(lakes[0])[0] if lakes else None
@@ -241,12 +241,12 @@ def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | N
     return run, source
 
 
-def default_run(name: str) -> Path:
+def name_default_run(name: str) -> Path:
     """Choose the directory of a run without a name: `gym:ALE/Pong-v5` -> runs/gym-ALE-Pong-v5."""
     return Path("runs") / (re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run")
 
 
-def source_label(source: str) -> str:
+def label_source(source: str) -> str:
     """Name a run after a source: `d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
     kind, _, place = source.rpartition(":")
     path = Path(place)
@@ -261,7 +261,7 @@ def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:
     """Apply named arguments (None: not given) and `settings` to a run's configuration."""
-    return resolve({}, _list_assignments(named, settings), env_model=env_model, stored=base, source="call")
+    return resolve({}, _list_assignments(named, settings), env_model=find_env_model, stored=base, source="call")
 
 
 def _list_assignments(

@@ -26,7 +26,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
-from pipelines.rollout.policies import Policy, random_policy
+from pipelines.rollout.policies import Policy, make_random_policy
 from pipelines.rollout.rollout import OnError, Recording, Rollout
 from pipelines.stages.choices import EnvFacts, Rates, round_digits
 from pipelines.training.learner import Learner
@@ -69,7 +69,7 @@ def measure_env(
     ) as played:
         spec = played.spec
         mask = action_mask or spec.action_mask
-        probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=mask).policy, played)
+        probe = _Probe(make_random_policy(spec.spaces, seed=seed, action_mask=mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
         rollout = Rollout(
             played, probe, on_episode=(seen := _PlayedEpisodes(actors)).note, on_env_error=collect.on_env_error
@@ -115,7 +115,7 @@ def _play_opening(
     spec = env.spec
     if not (env.steps_one_by_one and isinstance(spec.spaces.action, Discrete)):
         return None
-    played = _Opening(random_policy(spec.spaces, seed=seed, action_mask=action_mask or spec.action_mask).policy)
+    played = _Opening(make_random_policy(spec.spaces, seed=seed, action_mask=action_mask or spec.action_mask).policy)
     rollout, began = Rollout(env, played, on_env_error=on_env_error), time.monotonic()
     listener(rollout.stepping)
     while not played.is_over and time.monotonic() - began < _OPENING_SECONDS:
@@ -298,7 +298,7 @@ class _Stopwatch:
         that never changes is encoded once, where made-up ones would take seconds."""
         learner = self.learner
         stored: list[Trajectories] = []
-        policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
+        policy = make_random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
         labelled = learner.agent_settings.target == "label"
         recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
         rollout = Rollout(self.env, policy, recording=recording)

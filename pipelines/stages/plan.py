@@ -123,7 +123,7 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
     return is_last or (epoch - start) % entry.every == 0
 
 
-def in_chain(settings: Settings, run: Path) -> list[Source]:
+def list_sources(settings: Settings, run: Path) -> list[Source]:
     """List the lakes that a chain's train stage samples from: those of `train.lakes`, otherwise all that the chain
     fills."""
     texts: Sequence[str] = settings.train.lakes

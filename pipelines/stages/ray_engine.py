@@ -24,7 +24,7 @@ from pipelines.config.settings import CollectSettings
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.processes import start_python
-from pipelines.stages.ray_guard import descendants
+from pipelines.stages.ray_guard import find_descendants
 from pipelines.stages.tasks import STOP, STOP_SECONDS, Caller, Channel, Task, perform
 
 _POLL_SECONDS = 1.0  # that a request for messages waits in an actor
@@ -101,11 +101,11 @@ class RayEngine:
             except ConnectionError:
                 where = "local"
         if where == "local":
-            before = descendants(os.getpid())
+            before = find_descendants(os.getpid())
             try:
                 ray.init(address="local", include_dashboard=False, object_store_memory=_LEAST_STORE, **options)
             finally:
-                started = descendants(os.getpid())
+                started = find_descendants(os.getpid())
                 # The guard ends what is left of the cluster once this process has ended, for whatever reason.
                 guard = "from pipelines.stages.ray_guard import main; main()"
                 self._guard = start_python(guard, stdin=subprocess.PIPE)

@@ -36,7 +36,7 @@ def _find_alive(known: dict[int, str]) -> list[int]:
     return [pid for pid, began in known.items() if (facts := _read_facts(pid)) is not None and facts[1] == began]
 
 
-def descendants(parent: int) -> dict[int, str]:
+def find_descendants(parent: int) -> dict[int, str]:
     """Find the start times of all processes below `parent`."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):

@@ -14,8 +14,8 @@ from pipelines.envs import make as envs
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
-from pipelines.rollout.environment import env_model
-from pipelines.stages.library import default_run
+from pipelines.rollout.environment import find_env_model
+from pipelines.stages.library import name_default_run
 from pipelines.stages.make_recipe import begin, make_budget
 from pipelines.stages.result import Result
 
@@ -72,27 +72,27 @@ def run(
     given = fold(document, assignments, source=name)
     if "stages" not in given:
         if directory is None and name:
-            directory = default_run(f"{name}-{profile}" if profile else name)
+            directory = name_default_run(f"{name}-{profile}" if profile else name)
 
         def settle(chosen: Mapping[str, Any]) -> Settings:
-            return resolve(document, assignments, env_model=env_model, stored=chosen, source=name or "call")
+            return resolve(document, assignments, env_model=find_env_model, stored=chosen, source=name or "call")
 
         budget, env_name = make_budget(minutes, steps), settle({}).env.name
         if not env_name:
             raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
-        place = RunDirectory(directory if directory is not None else default_run(env_name))
+        place = RunDirectory(directory if directory is not None else name_default_run(env_name))
         begun = begin(place, budget, given, settle, fresh=fresh, listener=listener)
         from pipelines.stages import run as stage
 
         return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)
     if minutes is not None or steps is not None:
         raise UsageError("minutes and steps are for runs without stages", hint="leave minutes and steps out")
-    resolved = resolve(document, assignments, env_model=env_model, source=name)
+    resolved = resolve(document, assignments, env_model=find_env_model, source=name)
     if directory is None:
-        directory = default_run(f"{name}-{profile}" if profile else name)
+        directory = name_default_run(f"{name}-{profile}" if profile else name)
     from pipelines.stages import run as stage
 
-    described = describe_recipe(name, document, assignments, resolved, env_model=env_model)
+    described = describe_recipe(name, document, assignments, resolved, env_model=find_env_model)
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
 
 
@@ -100,6 +100,6 @@ def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:
     """List the extras that `recipe` needs, as "a,b" (None: none), and whether they are installed."""
     found = [envs.requirement(recipe["env"]["name"])] if "env" in recipe else []
     if "source" in recipe:
-        found.append(sources.requirement(recipe["source"]["name"]))
+        found.append(sources.find_requirement(recipe["source"]["name"]))
     extras = [extra for extra, _ in found if extra is not None]
     return ",".join(extras) or None, all(installed for _, installed in found)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.config.model import WITHOUT_MEMORY, AgentSettings
 from pipelines.config.settings import EnvSettings, TrainSettings
-from pipelines.envs.make import settings_model
+from pipelines.envs.make import find_settings_model
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice
 from pipelines.lake import collectors
@@ -15,7 +15,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 
 
-def longest_episode(lakes: Sequence[Lake]) -> int | None:
+def find_longest_episode(lakes: Sequence[Lake]) -> int | None:
     """Find the maximum episode length of the environments that filled `lakes`, otherwise of the stored episodes; None
     if there are none."""
     found = [record.get("horizon") for lake in lakes for record in collectors.read_all(lake).values()]
@@ -26,7 +26,7 @@ def longest_episode(lakes: Sequence[Lake]) -> int | None:
     return max(known, default=None)
 
 
-def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) -> EnvSettings:
+def find_environment(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) -> EnvSettings:
     """Find the environment that filled `lakes`, unless `env` names one. The listener gets a warning if there are
     several, or if the named one is not among them."""
     found: list[dict[str, Any]] = []  # without names that only an imported dataset gave
@@ -36,12 +36,12 @@ def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) 
             if isinstance(each.get("name"), str) and each["name"] and each not in found and _exists(each["name"]):
                 found.append(each)
     named = env.name
-    if not found or (named and any(not differences(env, each) for each in found)):
+    if not found or (named and any(not find_differences(env, each) for each in found)):
         return env
     if not named and len(found) == 1:
         return EnvSettings.model_validate(found[0])
     if named and len(found) == 1:
-        text = f"the run's environment is not the lake's: {'; '.join(differences(env, found[0]))}"
+        text = f"the run's environment is not the lake's: {'; '.join(find_differences(env, found[0]))}"
     else:
         params = (" ".join(f"{key}={value}" for key, value in each.items() if key != "name") for each in found)
         kinds = ", ".join(sorted(f"{each['name']} {text}".strip() for each, text in zip(found, params, strict=True)))
@@ -51,7 +51,7 @@ def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) 
     return env
 
 
-def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
+def find_differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
     """Write a phrase for each setting of our environment that differs from `theirs`."""
     mine = ours.model_dump(mode="json")
     if mine["name"] != theirs["name"]:
@@ -66,7 +66,7 @@ def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
 def _exists(name: str) -> bool:
     """Check whether an environment of that name exists, installed and trusted or not."""
     try:
-        settings_model(name)
+        find_settings_model(name)
     except InputMissing:
         return True
     except UsageError:

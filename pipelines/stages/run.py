@@ -56,7 +56,7 @@ from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel
 from pipelines.stages.collectors import make_collectors
 from pipelines.stages.forecast import Forecast
-from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, plan
+from pipelines.stages.plan import ChainLedger, PlannedStage, list_sources, open_in_chain, plan
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.train import describe_lakes, require_shares
@@ -149,7 +149,7 @@ def _run_chain(
             hint="set collect.logp=true, or agent.trace=retrace, which does without",
         )
     directory = RunDirectory(run)
-    mixtures = [in_chain(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
+    mixtures = [list_sources(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
     for mixture in mixtures:
         require_shares(mixture, None)
     places = list(dict.fromkeys(source.place for mixture in mixtures for source in mixture))
@@ -387,7 +387,7 @@ class ChainRunner:
             schema = make_schema(spaces, self.settings.collect) if present is None else present.schema_of(spaces)
             opened = open_in_chain(self._places, schema, own=self.directory.lake, listener=listener)
             self._lakes = dict(zip(self._places, opened, strict=True))
-        now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}
+        now = {source.place: source.share for source in list_sources(step.settings, self.directory.path)}
         mixed = [(lake, now.get(place, Share(0.0, 0.0))) for place, lake in self._lakes.items()]
         if len(mixed) > 1 or self.directory.lake not in self._lakes:
             self.directory.update_record(lakes=describe_lakes(mixed))
@@ -405,7 +405,7 @@ class ChainRunner:
         )
         self._figures["evaluate"] = result.metrics
         label, record = step.settings.evaluate.label, self.directory.load_record()
-        text = evaluation_tables.headline(result.metrics, record.get("best"))
+        text = evaluation_tables.make_headline(result.metrics, record.get("best"))
         listener(Notice(stage="evaluate", text=f"{label}: {text}" if label else text))
         if label:
             labelled = record.get("labelled", {})
@@ -424,8 +424,8 @@ class ChainRunner:
         outputs = [self.directory.path]
         adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}
         if adapting:
-            tables += evaluation_tables.adaptation_tables(adapting, of=", fresh tasks")
-            outputs += evaluation_tables.adaptation_pictures(adapting, self.directory.path)
+            tables += evaluation_tables.make_adaptation_tables(adapting, of=", fresh tasks")
+            outputs += evaluation_tables.draw_adaptation(adapting, self.directory.path)
         return Result(
             command="run",
             status=status,

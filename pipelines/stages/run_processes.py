@@ -160,7 +160,7 @@ class RunProcesses:
             working.process.send_signal(signal.SIGTERM)
 
 
-def failure(ended: Sequence[EndedRun], total: int, logs: Path) -> StageFailed:
+def make_failure(ended: Sequence[EndedRun], total: int, logs: Path) -> StageFailed:
     """Make the error that reports failed runs."""
     shown = f"{len(ended)} of {total} runs failed: '{ended[0].planned.path.name}': {ended[0].error}"
     return StageFailed(shown, hint=f"see '{logs}'; repeat the command to try them again")

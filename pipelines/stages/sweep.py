@@ -18,7 +18,7 @@ from pipelines.runs.evaluations import DEFAULT_METRIC
 from pipelines.runs.summary import Row, format_setting, summarize_runs
 from pipelines.stages.compare import compare
 from pipelines.stages.result import Result, Table
-from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
+from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, make_failure
 from pipelines.stages.shared_settings import require_shared_settings
 
 _POLL_SECONDS = 0.2
@@ -26,10 +26,10 @@ _MOST_CELLS = 10_000
 _LONGEST_NAME = 120
 
 
-def grid(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+def make_cells(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
     """List the settings of every cell, those of one combination with all its seeds in a row.
 
-    >>> grid({"train.steps": [5, 9]}, [0, 1])[:2]
+    >>> make_cells({"train.steps": [5, 9]}, [0, 1])[:2]
     [{'train.steps': 5, 'seed': 0}, {'train.steps': 5, 'seed': 1}]
     """
     if "seed" in varied:
@@ -47,10 +47,10 @@ def grid(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[dict
     return cells
 
 
-def cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def name_cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name a directory for each cell: `learning_rate-0.001-seed-0`.
 
-    >>> cell_names([{"train.steps": 5, "seed": 0}])
+    >>> name_cells([{"train.steps": 5, "seed": 0}])
     ['steps-5-seed-0']
     """
     keys = list(cells[0]) if cells else []
@@ -119,7 +119,7 @@ def run(
         seconds=time.monotonic() - began,
     )
     if failed:
-        error = failure(failed, len(planned), logs)
+        error = make_failure(failed, len(planned), logs)
         error.result = result
         raise error
     return result

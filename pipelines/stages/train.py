@@ -28,7 +28,7 @@ from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
 from pipelines.runs.progress import record_progress
-from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
+from pipelines.stages.resolve import find_environment, find_longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
 from pipelines.training.data import require_columns, wait_for
@@ -79,8 +79,8 @@ def run(
             if len(opened) > 1 and is_main():
                 for each in find_duplicates(opened):
                     listener(each.as_notice())
-            env = environment_of(opened, settings.env, listener)
-            train = with_window(train, settings.agent, longest_episode(opened), listener)
+            env = find_environment(opened, settings.env, listener)
+            train = with_window(train, settings.agent, find_longest_episode(opened), listener)
             settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             schema = opened[0].only_schema(labels=labels)

@@ -31,7 +31,7 @@ from pipelines.runs.comparison import aggregate
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, find_last_and_best, select_curve
 from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result, Table
-from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
+from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, make_failure
 from pipelines.stages.search_space import Dimension
 from pipelines.stages.shared_settings import RECORD, require_shared_settings
 
@@ -174,7 +174,7 @@ class Search:
                 listener(Progress(stage="confirm", done=done, total=len(planned), unit="runs"))
                 time.sleep(_POLL_SECONDS)
         if failed := [each for each in ended if each.code != 0]:
-            raise failure(failed, len(planned), logs)
+            raise make_failure(failed, len(planned), logs)
         scores = [read_score(each.path, self.metric) for each in planned]
         return [score for score in scores if score is not None]
 
@@ -348,7 +348,7 @@ class _Tuner:
             self._failed.append(ended)
             text = f"{name} failed: {error}"
             if len(self._failed) >= 3 and not self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
-                raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
+                raise make_failure(self._failed, len(self._study.trials), self._search.directory / "logs")
         self._search.seal()
         self._listener(Notice(stage="tune", text=text))
 

@@ -110,7 +110,7 @@ def train(lake: Path, run: Path, updates: int) -> None:
     """Train in this process; prints what it held."""
     from pipelines.config.load import merge, resolve
     from pipelines.events import Event, Progress
-    from pipelines.rollout.environment import env_model
+    from pipelines.rollout.environment import find_env_model
     from pipelines.stages import train as stage
 
     import_only, _ = private(str(lake))
@@ -121,7 +121,7 @@ def train(lake: Path, run: Path, updates: int) -> None:
         if isinstance(event, Progress):
             seen.append(private(str(lake)))
 
-    settings = resolve(merge(SETTINGS, {"train": {"steps": updates}}), env_model=env_model)
+    settings = resolve(merge(SETTINGS, {"train": {"steps": updates}}), env_model=find_env_model)
     stage.run(settings, run=run, lakes=[(lake, 1.0)], listener=listen)
     held, mapped = zip(*seen, strict=True)
     found = {"imports": import_only, "first update": held[0], "peak": max(held), "end": held[-1], "mapped": mapped[-1]}

@@ -72,4 +72,4 @@ def test_an_extra_that_is_there_in_part_is_noted_with_what_is_missing(
 def test_every_extra_names_the_modules_that_it_brings() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for extra in set(document["project"]["optional-dependencies"]) - GROUPS:
-        assert checkup.modules(extra), extra
+        assert checkup.list_modules(extra), extra

@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from amago_cli.quantities import count, positive, seconds, size
+from amago_cli.quantities import parse_count, parse_positive, parse_seconds, parse_size
 
 
 @pytest.mark.parametrize(
@@ -9,7 +9,7 @@ from amago_cli.quantities import count, positive, seconds, size
     [("90", 90), ("90s", 90), ("1.5m", 90), ("12h", 43_200), ("7d", 604_800), ("2w", 1_209_600)],
 )
 def test_ages(text: str, expected: float) -> None:
-    assert seconds(text) == expected
+    assert parse_seconds(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_ages(text: str, expected: float) -> None:
     [("1000", 1000), ("500MB", 500_000_000), ("2GiB", 2 << 30), ("1.5 kib", 1536), ("3g", 3_000_000_000), ("7B", 7)],
 )
 def test_sizes(text: str, expected: int) -> None:
-    assert size(text) == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,24 +35,24 @@ def test_sizes(text: str, expected: int) -> None:
     ],
 )
 def test_counts(text: str, expected: int) -> None:
-    assert count(text) == expected
+    assert parse_count(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.5", "1e-3", "100 kilo", "100q", "nan", "inf", "1e400", "_", "0x10"])
 def test_what_is_not_a_whole_number_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        count(text)
+        parse_count(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "-1k"])
 def test_a_limit_is_positive(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        positive(text)
+        parse_positive(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "7 days", "-1", "1e3", "5y"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        seconds(text)
+        parse_seconds(text)
     with pytest.raises(typer.BadParameter):
-        size(text)
+        parse_size(text)

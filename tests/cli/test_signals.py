@@ -134,7 +134,7 @@ def test_a_call_that_is_stopped_before_its_stage_began_reports_it(monkeypatch, c
         os.kill(os.getpid(), number)
         raise AssertionError("stopped before")
 
-    monkeypatch.setattr("pipelines.stages.library.default_run", slow)
+    monkeypatch.setattr("pipelines.stages.library.name_default_run", slow)
     before = signal.getsignal(number)
     assert main(["collect", "--env", "tmaze", "--output", "json"]) == code
     shown = json.loads(capsys.readouterr().out)

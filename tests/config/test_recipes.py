@@ -8,7 +8,7 @@ from pipelines.config import recipes
 from pipelines.config.load import accept_missing_packages, resolve
 from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages.run import plan
 
 pytestmark = pytest.mark.extras
@@ -22,7 +22,7 @@ PROFILES = [(name, profile) for name, recipe in RECIPES.items() for profile in r
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> None:
     """Parameters of an environment are looked at where its suite can be imported, everything else in any case."""
-    settings = resolve(RECIPES[name], env_model=accept_missing_packages(env_model))
+    settings = resolve(RECIPES[name], env_model=accept_missing_packages(find_env_model))
     assert settings.about
     assert len(settings.about) <= 120
     assert settings.stages
@@ -35,8 +35,8 @@ def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> N
 def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) -> None:
     """The same stages as the recipe, each at least once, and `best` marked before it is judged."""
     recipe = RECIPES[name]
-    whole = resolve(recipe, env_model=accept_missing_packages(env_model))
-    settings = resolve(recipe, [(["profile"], profile)], env_model=accept_missing_packages(env_model))
+    whole = resolve(recipe, env_model=accept_missing_packages(find_env_model))
+    settings = resolve(recipe, [(["profile"], profile)], env_model=accept_missing_packages(find_env_model))
     assert settings.profile == profile
     assert settings != whole.model_copy(update={"profile": profile})
     steps = list(plan(settings))
@@ -50,8 +50,8 @@ def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_smoke_profile_is_small(name: str) -> None:
     recipe = RECIPES[name]
-    whole = resolve(recipe, env_model=accept_missing_packages(env_model))
-    smoke = resolve(recipe, [(["profile"], "smoke")], env_model=accept_missing_packages(env_model))
+    whole = resolve(recipe, env_model=accept_missing_packages(find_env_model))
+    smoke = resolve(recipe, [(["profile"], "smoke")], env_model=accept_missing_packages(find_env_model))
     assert smoke.epochs == 2
     if "source" in recipe:
         assert 0 < smoke.source.steps <= 6400

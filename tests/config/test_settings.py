@@ -13,7 +13,7 @@ from pipelines.config.changes import STAGE_TABLES, find_mark, may_change
 from pipelines.config.load import _validate, assign, parse_assignment, resolve
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -131,7 +131,7 @@ def test_numbers_and_booleans_are_what_they_are_written_as(value: Any) -> None:
             continue  # the name of a task or a policy
         document: dict[str, Any] = {}
         assign(document, key.split("."), value)
-        _, problems = _validate(document, env_model)
+        _, problems = _validate(document, find_env_model)
         is_of_type = type(value) in types or (type(value) is int and float in types)
         if not is_of_type and not any(key.rpartition(".")[2] in problem for problem in problems):
             accepted.append(key)
@@ -153,14 +153,14 @@ def test_a_whole_number_may_be_written_as_a_float(key: str, value: Any) -> None:
 @pytest.mark.parametrize("text", ["corridor=true", 'corridor="5"', 'start="0"'])
 def test_parameters_of_environments_are_strict_as_well(text: str) -> None:
     with pytest.raises(UsageError):
-        resolve({"env": {"name": "tmaze"}}, [parse_assignment(f"env.{text}")], env_model=env_model)
+        resolve({"env": {"name": "tmaze"}}, [parse_assignment(f"env.{text}")], env_model=find_env_model)
 
 
 def test_a_boolean_in_another_spelling_is_shown_as_toml_writes_it() -> None:
-    _, problems = _validate({"train": {"compile": "True"}}, env_model)
+    _, problems = _validate({"train": {"compile": "True"}}, find_env_model)
     assert problems == ["train.compile: input should be a valid boolean, got 'True'; write true"]
 
 
 def test_number_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(UsageError, match="1 error in the configuration"):
-        resolve({"train": {"learning_rate": 10**400}}, env_model=env_model)
+        resolve({"train": {"learning_rate": 10**400}}, env_model=find_env_model)

@@ -9,7 +9,7 @@ from pipelines.config.load import resolve
 from pipelines.config.settings import Settings
 from pipelines.config.sizes import SIZES, make_preset, names_network
 from pipelines.errors import UsageError
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 
 KINDS = ("transformer", "gru", "mingru", "mamba", "feedforward", "identity")
 
@@ -20,7 +20,7 @@ def width(settings: Settings) -> tuple[int, float]:
 
 
 def resolved(document: dict[str, Any], *assignments: tuple[list[str], Any]) -> Settings:
-    return resolve(document, assignments, env_model=env_model)
+    return resolve(document, assignments, env_model=find_env_model)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.dark_room import DarkRoomSettings, goal_cells, random_play
+from pipelines.envs.suites.dark_room import DarkRoomSettings, compute_random_play, list_goal_cells
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 from tests.envs.literal import Outcome, assert_equal
@@ -90,7 +90,7 @@ def test_random_play_by_enumeration_equals_the_simulated(sparse):
     for _ in range(24):
         result = env.step(rng.integers(5, size=4000))
         paid, found = paid + result.reward.sum(), found + result.success.sum()
-    chance, expected = random_play(env.settings, "train")
+    chance, expected = compute_random_play(env.settings, "train")
     assert found / 8000 == pytest.approx(chance, abs=0.02)
     assert paid / 8000 == pytest.approx(expected, rel=0.05)
     assert env.spec.random_success == (chance, chance)
@@ -99,7 +99,7 @@ def test_random_play_by_enumeration_equals_the_simulated(sparse):
 
 def test_goals_of_test_are_never_goals_of_training():
     s = DarkRoomSettings()
-    train, test = (set(goal_cells(s, split).tolist()) for split in ("train", "test"))
+    train, test = (set(list_goal_cells(s, split).tolist()) for split in ("train", "test"))
     assert not train & test
     assert train | test == set(range(81)) - {40}
     assert 8 <= len(test) <= 24

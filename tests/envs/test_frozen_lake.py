@@ -82,7 +82,7 @@ def test_expert_always_arrives():
 
 @pytest.mark.parametrize(("size", "steps", "expected"), [(3, 9, 0.07), (4, 16, 0.028)])
 def test_random_success_by_enumeration_equals_the_simulated(size, steps, expected):
-    exact = fl.random_success(size, steps, 0.0, "train")
+    exact = fl.compute_random_success(size, steps, 0.0, "train")
     assert exact == pytest.approx(expected, abs=0.004)
     env = make("meta-frozen-lake", num_envs=512, seed=1, params={"size": size, "attempts": 5, "holdout": 0})
     assert env.spec.random_success == (exact,) * 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.envs import make as registry
-from pipelines.envs.make import catalogue, make, settings_model
+from pipelines.envs.make import catalogue, find_settings_model, make
 from pipelines.envs.suites.catalogue import Entry
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
@@ -29,7 +29,7 @@ def test_an_unknown_name_is_a_usage_error_with_a_hint(name):
 
 def test_the_nearest_name_is_offered():
     with pytest.raises(UsageError, match="did you mean 'meta-frozen-lake'"):
-        settings_model("meta-frozenlake")
+        find_settings_model("meta-frozenlake")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_nearest_name_is_offered():
 )
 def test_an_id_of_gymnasium_is_offered_with_its_prefix(name, meant):
     with pytest.raises(UsageError) as caught:
-        settings_model(name)
+        find_settings_model(name)
     assert caught.value.hint == (f"did you mean '{meant}'?" if meant else "amago envs lists them")
 
 
@@ -66,7 +66,7 @@ def test_a_missing_extra_says_how_to_install_it_and_beside_what_not(monkeypatch)
 
 def test_settings_models_accept_their_own_dump():
     for name in BUILT_IN:
-        model = settings_model(name)
+        model = find_settings_model(name)
         assert model.model_validate(model().model_dump()) == model()
 
 

@@ -22,7 +22,7 @@ from pipelines.events import Event, Progress
 from pipelines.export.policy_bundle import load_policy
 from pipelines.files import hub as files
 from pipelines.files.hub import HubAddress
-from pipelines.formats.make import open_importer, requirement
+from pipelines.formats.make import find_requirement, open_importer
 from pipelines.rollout.policies import load_trained
 from tests.cli.conftest import Amago, call
 from tests.files.hub_server import Hub, serve
@@ -150,7 +150,7 @@ def test_without_the_package_it_names_the_extra(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "huggingface_hub" else find_spec(name)
     )
-    assert requirement("hf://me/data") == ("hub", False)
+    assert find_requirement("hf://me/data") == ("hub", False)
     with pytest.raises(InputMissing, match="needs huggingface_hub, which is not installed") as caught:
         find_bundle("hf://me/elsewhere")
     assert caught.value.hint == 'pip install "amago[hub]"'

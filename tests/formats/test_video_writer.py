@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.errors import InputMissing
 from pipelines.formats import video_writer
-from pipelines.formats.video_writer import suffix, write_video
+from pipelines.formats.video_writer import choose_suffix, write_video
 
 
 def frames(count: int = 12, height: int = 48, width: int = 64) -> list[np.ndarray]:
@@ -67,10 +67,10 @@ def test_frames_that_are_alike_stay_apart_in_a_gif(tmp_path: Path) -> None:
 def test_the_format_is_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: set[str] = {"av", "PIL"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in installed else None)
-    assert video_writer.suffix() == ".mp4"
+    assert video_writer.choose_suffix() == ".mp4"
     installed.remove("av")
-    assert suffix() == ".gif"
+    assert choose_suffix() == ".gif"
     installed.clear()
     with pytest.raises(InputMissing, match="neither of which is installed") as error:
-        suffix()
+        choose_suffix()
     assert error.value.hint == 'pip install "amago[video]"'

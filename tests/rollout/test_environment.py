@@ -15,7 +15,7 @@ from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed
 from pipelines.rollout import environment
-from pipelines.rollout.environment import enough, make_env, share_out, with_actors, workers
+from pipelines.rollout.environment import choose_actors, make_env, share_out, with_actors, workers
 from pipelines.stages import collect
 from pipelines.stages import run as chain
 from tests.tiers import some
@@ -173,7 +173,7 @@ def test_a_chain_counts_all_its_epochs(tmp_path):
     ],
 )
 def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, most, workers, cores, actors):
-    assert enough(milliseconds * 1e-3, most=most, workers=workers, cores=cores) == actors
+    assert choose_actors(milliseconds * 1e-3, most=most, workers=workers, cores=cores) == actors
 
 
 def test_a_number_that_is_given_stays():

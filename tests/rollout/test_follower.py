@@ -19,7 +19,7 @@ from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import Collector
-from pipelines.rollout.follower import CheckpointFollower, RunSource, policy_source
+from pipelines.rollout.follower import CheckpointFollower, RunSource, find_policy_source
 from pipelines.rollout.plan import CollectionPlan
 from pipelines.stages import collect, train
 from pipelines.stages import run as chain
@@ -208,7 +208,7 @@ def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pyte
     settings = tiny(train={"steps": 3, "publish": True})
     identity = RunDirectory(home / "run").identity
     with collector_at(home) as collector:
-        source = policy_source(str(lake))
+        source = find_policy_source(str(lake))
         follower = CheckpointFollower(source, collector.env, seed=0, greedy=False, seconds=1e-9, listener=silent)
         assert follower.first().policy_id == "random"
         train.run(settings, run=home / "run", lakes=[Source(lake)])
@@ -218,7 +218,7 @@ def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pyte
         assert (newer.version, newer.policy_id, newer.run) == (3, identity, None)
         assert follower.newer() is None
         named = CheckpointFollower(
-            policy_source(f"{lake}/{identity}"), collector.env, seed=0, greedy=False, seconds=1e-9, listener=silent
+            find_policy_source(f"{lake}/{identity}"), collector.env, seed=0, greedy=False, seconds=1e-9, listener=silent
         )
         assert named.first().version == 3
 
@@ -228,7 +228,7 @@ def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) ->
     settings = tiny(env={"name": "goal-frozen-lake"})
     with Collector(CollectionPlan(settings=settings, place=home / "y", name="c")) as collector:
         follower = CheckpointFollower(
-            policy_source(str(home / "run" / "lake")), collector.env, seed=0, greedy=False, listener=silent
+            find_policy_source(str(home / "run" / "lake")), collector.env, seed=0, greedy=False, listener=silent
         )
         with pytest.raises(InputMissing, match="was trained for other spaces"):
             follower.first()
@@ -239,7 +239,7 @@ def test_a_store_that_cannot_be_read_is_said_once_and_acting_goes_on(
 ) -> None:
     told: list[Event] = []
     with collector_at(home) as collector:
-        source = policy_source(str(home / "run" / "lake"))
+        source = find_policy_source(str(home / "run" / "lake"))
         follower = CheckpointFollower(source, collector.env, seed=0, greedy=False, seconds=1e-9, listener=told.append)
         train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
         assert follower.first().version == 3

@@ -8,7 +8,7 @@ import pytest
 from pipelines.envs.make import make
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
-from pipelines.rollout.policies import ExpertPolicy, FunctionPolicy, Policy, RandomPolicy, scripted_policy
+from pipelines.rollout.policies import ExpertPolicy, FunctionPolicy, Policy, RandomPolicy, make_scripted_policy
 from tests.envs.own import Counting, fixed
 
 SPACES = Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=2))
@@ -40,7 +40,7 @@ def test_random_state_goes_on():
 
 
 def scripted(attribute):
-    return scripted_policy(f"tests.envs.own:{attribute}", spaces=SPACES, num_actors=3, seed=0)
+    return make_scripted_policy(f"tests.envs.own:{attribute}", spaces=SPACES, num_actors=3, seed=0)
 
 
 def test_a_class_an_object_and_a_function_can_be_named():
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_explained():
     with pytest.raises(InputMissing, match="has no 'nothing'"):
         scripted("nothing")
     with pytest.raises(InputMissing, match="no module 'no_such'"):
-        scripted_policy("no_such:x", spaces=SPACES, num_actors=1, seed=0)
+        make_scripted_policy("no_such:x", spaces=SPACES, num_actors=1, seed=0)
     with pytest.raises(UsageError, match="is a int"):
         scripted("number")
 

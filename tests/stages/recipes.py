@@ -8,7 +8,7 @@ from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Progress
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 
 TINY: dict[str, Any] = {
     "report": False,  # a page costs more than such a run
@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
 
 def tiny(**tables: Any) -> Settings:
     """`TINY` with `tables` merged in."""
-    return resolve(merge(TINY, tables), env_model=env_model)
+    return resolve(merge(TINY, tables), env_model=find_env_model)
 
 
 def stopping(after: int) -> Listener:

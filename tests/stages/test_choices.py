@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates
 from pipelines.stages.plan import plan
 from tests.tiers import examples
@@ -104,7 +104,7 @@ def chosen(seen: EnvFacts, budget: Budget, rate: Rates | None = RATES, **given: 
 
 def settings_of(choices: Choices) -> Settings:
     document = merge(choices.document(), choices.given)
-    return resolve(merge({"env": {"name": "tmaze"}}, document), env_model=env_model)
+    return resolve(merge({"env": {"name": "tmaze"}}, document), env_model=find_env_model)
 
 
 def totals(settings: Settings) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pipelines.config.load import resolve
 from pipelines.envs.make import catalogue, requirement
 from pipelines.envs.suites.catalogue import ENTRIES
 from pipelines.events import Event, Notice
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages import collect
 
 BUILT_IN = sorted(entry.name for entry in catalogue() if entry.extra is None and not entry.is_pattern)
@@ -46,7 +46,7 @@ SUITES = (
 
 
 def shown(name: str, place: Path) -> dict:
-    settings = resolve({"env": {"name": name}}, env_model=env_model)
+    settings = resolve({"env": {"name": name}}, env_model=find_env_model)
     return dict(collect.run(settings, lake=place / "lake").metrics)
 
 
@@ -66,7 +66,7 @@ def test_every_environment_of_the_catalogue_is_collected_from_here() -> None:
 
 def test_fewer_actors_than_usual_are_explained(tmp_path: Path) -> None:
     heard: list[Event] = []
-    long = resolve({"env": {"name": "dark-key-door", "horizon": 1500}}, env_model=env_model)
+    long = resolve({"env": {"name": "dark-key-door", "horizon": 1500}}, env_model=find_env_model)
     metrics = collect.run(long, lake=tmp_path / "lake", listener=heard.append).metrics
     assert (metrics["actors"], metrics["trajectories"]) == (3, 6)
     texts = [event.text for event in heard if isinstance(event, Notice)]

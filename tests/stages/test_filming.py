@@ -50,7 +50,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[np.ndarray]]:
         return path
 
     monkeypatch.setattr(filming, "write_video", write)
-    monkeypatch.setattr(filming, "suffix", lambda: ".mp4")
+    monkeypatch.setattr(filming, "choose_suffix", lambda: ".mp4")
     return found
 
 

@@ -8,7 +8,15 @@ import pytest
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.store import Lake
-from pipelines.stages.library import collect, default_run, evaluate, shares, source_label, train, training_run
+from pipelines.stages.library import (
+    choose_training_run,
+    collect,
+    evaluate,
+    label_source,
+    name_default_run,
+    shares,
+    train,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +24,7 @@ from pipelines.stages.library import collect, default_run, evaluate, shares, sou
     [("gym:CartPole-v1", "gym-CartPole-v1"), ("gym:ALE/Pong-v5", "gym-ALE-Pong-v5"), ("../..", "run"), ("a b", "a-b")],
 )
 def test_default_run_is_a_folder_of_runs(name: str, folder: str) -> None:
-    assert default_run(name) == Path("runs") / folder
+    assert name_default_run(name) == Path("runs") / folder
 
 
 @pytest.mark.parametrize(
@@ -24,17 +32,17 @@ def test_default_run_is_a_folder_of_runs(name: str, folder: str) -> None:
     [("d4rl:data/hopper-v2.hdf5", "hopper-v2"), ("parquet:logs/*.parquet", "logs"), ("own:", "own")],
 )
 def test_run_is_labelled_after_its_source(source: str, label: str) -> None:
-    assert source_label(source) == label
+    assert label_source(source) == label
 
 
 def test_training_belongs_to_the_run_of_the_only_lake(tmp_path: Path) -> None:
     run = tmp_path / "maze"
     run.mkdir()
     (run / "config.toml").touch()
-    assert training_run([str(run)], None) == (run, run)
-    assert training_run([f"{run}:0.5", "other"], None) == (Path("runs/train"), run)
-    assert training_run(["s3://bucket/lake"], None) == (Path("runs/train"), None)
-    assert training_run([], Path("mine")) == (Path("mine"), None)
+    assert choose_training_run([str(run)], None) == (run, run)
+    assert choose_training_run([f"{run}:0.5", "other"], None) == (Path("runs/train"), run)
+    assert choose_training_run(["s3://bucket/lake"], None) == (Path("runs/train"), None)
+    assert choose_training_run([], Path("mine")) == (Path("mine"), None)
 
 
 def test_training_without_a_lake_is_refused() -> None:

@@ -17,7 +17,7 @@ from pipelines.lake.lineage import CheckpointLineage, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages import collect, relabel, train
 from pipelines.stages.train import Source
 from tests.lake.factories import remove
@@ -134,7 +134,7 @@ def test_what_expired_is_gone_with_its_reason(home: Path) -> None:
 
 def test_derived_trajectories_show_their_method_and_their_bases(tmp_path: Path) -> None:
     document = {**TINY, "env": {"name": "goal-frozen-lake", "size": 3, "holdout": 0}}
-    settings = resolve(document, env_model=env_model)
+    settings = resolve(document, env_model=find_env_model)
     collect.run(settings, run=tmp_path / "g")
     relabel.run(settings, lake=tmp_path / "g" / "lake")
     train.run(settings, run=tmp_path / "g", lakes=[Source(tmp_path / "g" / "lake")])

@@ -17,14 +17,14 @@ from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress, Waiting, silent
-from pipelines.rollout.environment import env_model, with_actors
+from pipelines.rollout.environment import find_env_model, with_actors
 from pipelines.stages.choices import Budget, EnvFacts
 from pipelines.stages.make_recipe import make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
 
 
 def measured(name: str, *, seconds: float = 5.0, least: float = 0.0, **params: object) -> EnvFacts:
-    env = resolve({"env": {"name": name, **params}}, env_model=env_model).env
+    env = resolve({"env": {"name": name, **params}}, env_model=find_env_model).env
     return measure_env(env, CollectSettings(), seconds=seconds, least=least, listener=silent)
 
 
@@ -116,7 +116,7 @@ def test_episodes_that_may_not_end_are_warned_of() -> None:
         heard.extend([event.text] if isinstance(event, Notice) and event.level == "warning" else [])
 
     def settings(document: Mapping[str, Any]) -> Settings:
-        return resolve(merge(document, given), env_model=env_model)
+        return resolve(merge(document, given), env_model=find_env_model)
 
     make_recipe(settings, given, Budget(minutes=0.001), listener=listen)
     assert any("--set env.max_episode_steps=N" in text for text in heard)
@@ -200,7 +200,7 @@ def test_measuring_can_be_interrupted() -> None:
 def test_rates_of_any_actions(name: str) -> None:
     document = {"env": {"name": name}, "size": "tiny", "collect": {"actors": 2, "workers": 0}}
     document |= {"train": {"context_length": 4, "batch_size": 2}}
-    rates = measure_rates(resolve(document, env_model=env_model), seconds=0.01, listener=silent)
+    rates = measure_rates(resolve(document, env_model=find_env_model), seconds=0.01, listener=silent)
     assert rates.in_cpu_seconds
     assert rates.update_seconds > 0
     assert rates.collect_seconds > 0

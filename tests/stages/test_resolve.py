@@ -15,7 +15,7 @@ from pipelines.events import Event, Notice
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.rollout.environment import env_model, make_env
+from pipelines.rollout.environment import find_env_model, make_env
 from pipelines.stages import collect, evaluate, train
 from pipelines.stages import run as chain
 from pipelines.stages.resolve import with_window
@@ -70,7 +70,7 @@ def test_the_window_is_the_horizon_up_to_a_bound(
     ],
 )
 def test_recipes_of_the_built_in_environments_see_whole_episodes(recipe: str, expected: int) -> None:
-    settings = resolve(read_shipped_recipes()[recipe], env_model=env_model)
+    settings = resolve(read_shipped_recipes()[recipe], env_model=find_env_model)
     env = make_env(settings.env, actors=1, seed=0)
     heard: list[Event] = []
     assert settings.train.context_length == "auto"
@@ -114,7 +114,7 @@ def test_a_training_on_a_shared_lake_knows_its_environment(tmp_path: Path) -> No
     document = RunDirectory(tmp_path / "run").load_document()
     assert (document["env"]["name"], document["env"]["corridor"]) == ("tmaze", 7)
     heard: list[Event] = []
-    wanted = resolve({**document, "evaluate": {"episodes": 2}}, env_model=env_model)
+    wanted = resolve({**document, "evaluate": {"episodes": 2}}, env_model=find_env_model)
     assert evaluate.run(wanted, run=tmp_path / "run", listener=heard.append).metrics["length_mean"] == 8.0
     assert warnings(heard) == []
 
@@ -152,4 +152,6 @@ def test_the_environment_of_a_foreign_lake_is_not_imported(tmp_path: Path) -> No
     train.run(nowhere(), run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
     assert RunDirectory(tmp_path / "run").load_document()["env"]["name"] == "no_such_module_anywhere:Env"
     with pytest.raises(InputMissing):
-        evaluate.run(resolve(RunDirectory(tmp_path / "run").load_document(), env_model=env_model), run=tmp_path / "run")
+        evaluate.run(
+            resolve(RunDirectory(tmp_path / "run").load_document(), env_model=find_env_model), run=tmp_path / "run"
+        )

@@ -18,7 +18,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report import run_report
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
 from tests.stages.recipes import stopping, tiny
@@ -185,7 +185,7 @@ def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> No
 
 def test_a_resolved_configuration_runs_again(finished: Path) -> None:
     _, document = find(str(finished / "config.toml"))
-    assert resolve(document, env_model=env_model) == one_epoch()
+    assert resolve(document, env_model=find_env_model) == one_epoch()
 
 
 def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pipelines.events import Event, Notice, Progress
 from pipelines.files.locks import hold_exclusively
 from pipelines.stages.result import Result
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses
-from pipelines.stages.sweep import cell_names, grid
+from pipelines.stages.sweep import make_cells, name_cells
 from pipelines.stages.sweep import run as run_sweep
 from tests.runs.factory import make_run
 
@@ -63,15 +63,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_grid_is_every_combination_with_every_seed() -> None:
-    cells = grid({"a": [1, 2], "b": ["x"]}, range(5, 7))
+    cells = make_cells({"a": [1, 2], "b": ["x"]}, range(5, 7))
     assert cells == [{"a": a, "b": "x", "seed": seed} for a in (1, 2) for seed in (5, 6)]
-    assert grid({}, [0]) == [{"seed": 0}]
+    assert make_cells({}, [0]) == [{"seed": 0}]
     with pytest.raises(UsageError, match="seed"):
-        grid({"seed": [1]}, [0])
+        make_cells({"seed": [1]}, [0])
     with pytest.raises(UsageError, match="twice"):
-        grid({"a": [1, 1]}, [0])
+        make_cells({"a": [1, 1]}, [0])
     with pytest.raises(UsageError, match="limit"):
-        grid({"a": list(range(10_001))}, [0])
+        make_cells({"a": list(range(10_001))}, [0])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
     ],
 )
 def test_names_of_directories_are_short_and_differ(cells: list[dict[str, Any]], names: list[str]) -> None:
-    assert cell_names(cells) == names
+    assert name_cells(cells) == names
 
 
 @pytest.mark.system

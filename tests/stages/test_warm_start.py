@@ -23,7 +23,7 @@ from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.popart import PopArt
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.runs.summary import summarize_runs
 from pipelines.stages import collect, export
 from pipelines.stages import library as stages
@@ -40,7 +40,7 @@ def weights(run: Path, which: str = "latest") -> dict[str, torch.Tensor]:
 def start(trained: Path, run: Path, listener: Listener = silent, **given: object) -> Path:
     """Write the first checkpoint of `run`, before any update; `given` are settings by dotted key."""
     assignments = [(key.split("."), value) for key, value in given.items()]
-    settings = resolve({}, assignments, env_model=env_model, stored=RunDirectory(trained).load_document())
+    settings = resolve({}, assignments, env_model=find_env_model, stored=RunDirectory(trained).load_document())
     spaces = Lake(trained / "lake").only_schema().spaces
     Trainer(settings, RunDirectory(run), spaces, listener=listener).save()
     return run
@@ -156,7 +156,7 @@ def test_chain_acts_with_the_weights_from_its_first_step(trained: Path, tmp_path
     document = RunDirectory(trained).load_document()
     document["stages"] = [{"stage": "collect"}, {"stage": "train"}]
     document["collect"]["steps"], document["train"]["steps"] = 100, 1
-    settings = resolve(document, [(("init", "source"), str(trained))], env_model=env_model)
+    settings = resolve(document, [(("init", "source"), str(trained))], env_model=find_env_model)
     chain.run(settings, run=tmp_path / "chain")
     assert RunDirectory(tmp_path / "chain").weights_from == f"{RunDirectory(trained).identity}@6"
     assert list_checkpoints(tmp_path / "chain" / "checkpoints") == [1]
@@ -229,7 +229,7 @@ def test_weights_of_amago_for_other_spaces_are_refused_with_every_shape(trained:
 
 @pytest.mark.system
 def test_weights_of_amago_score_as_a_run_that_begins_with_them(tmp_path: Path) -> None:
-    settings = resolve({**TINY, "env": {"name": "gym:CartPole-v1"}}, env_model=env_model)
+    settings = resolve({**TINY, "env": {"name": "gym:CartPole-v1"}}, env_model=find_env_model)
     played = tmp_path / "played"
     collect.run(settings, run=played)
     path = write_amago(tmp_path, Lake(played / "lake").only_schema().spaces)

@@ -11,7 +11,7 @@ import torch
 from pipelines.config import recipes
 from pipelines.config.load import merge, resolve
 from pipelines.lake.spaces import Box, Discrete, Spaces
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.training.learner import Learner
 from tests.learning.factories import windows
 
@@ -27,7 +27,7 @@ def learned(recipe: str, factor: float) -> dict[str, torch.Tensor]:
     """Train on a few batches, whose rewards are multiplied by `factor`; return the parameters by name."""
     # Previous rewards are an input, and standardized like all inputs, as they are by default.
     changes = {"agent": {"timestep": {"normalize": True}}, "train": {"batch_size": len(LENGTHS)}}
-    settings = resolve(merge(recipes.find(recipe)[1], changes), env_model=env_model)
+    settings = resolve(merge(recipes.find(recipe)[1], changes), env_model=find_env_model)
     learner = Learner(SPACES[recipe], settings.agent, settings.train, seed=0)
     for update in range(UPDATES):
 

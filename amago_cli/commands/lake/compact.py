@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, DryRun, LakeArgument, reader
-from amago_cli.quantities import seconds, size
+from amago_cli.quantities import parse_seconds, parse_size
 
 
 @reader
@@ -16,22 +16,26 @@ def compact(
     lake: LakeArgument,
     small: Annotated[
         int | None,
-        typer.Option(metavar="SIZE", parser=size, help="Merge segments below this size. [default: half of --target]"),
+        typer.Option(
+            metavar="SIZE", parser=parse_size, help="Merge segments below this size. [default: half of --target]"
+        ),
     ] = None,
     target: Annotated[
         int,
         typer.Option(
             metavar="SIZE",
-            parser=size,
+            parser=parse_size,
             help="Size of merged segments. Merging takes up to five times this memory, and 0.1 KB for each trajectory.",
         ),
     ] = "128MiB",  # type: ignore[assignment]
     settle: Annotated[
         float,
-        typer.Option(metavar="AGE", parser=seconds, help="Leave younger segments alone while a collector writes."),
+        typer.Option(
+            metavar="AGE", parser=parse_seconds, help="Leave younger segments alone while a collector writes."
+        ),
     ] = "30s",  # type: ignore[assignment]
     grace: Annotated[
-        float, typer.Option(metavar="AGE", parser=seconds, help="How long to keep files that were replaced.")
+        float, typer.Option(metavar="AGE", parser=parse_seconds, help="How long to keep files that were replaced.")
     ] = "600s",  # type: ignore[assignment]
     dry_run: DryRun = False,
 ) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, DryRun, LakeArgument, reader
-from amago_cli.quantities import positive, seconds, size
+from amago_cli.quantities import parse_positive, parse_seconds, parse_size
 
 
 @reader
@@ -15,26 +15,29 @@ def expire(
     common: Common,
     lake: LakeArgument,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", parser=positive, help="Keep at most N steps, the newest.")
+        int | None,
+        typer.Option("--max-steps", metavar="N", parser=parse_positive, help="Keep at most N steps, the newest."),
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="SIZE", parser=size, help="Keep at most SIZE, e.g. 10GB.")
+        int | None, typer.Option("--max-bytes", metavar="SIZE", parser=parse_size, help="Keep at most SIZE, e.g. 10GB.")
     ] = None,
     max_trajectories: Annotated[
         int | None,
         typer.Option(
-            "--max-trajectories", metavar="N", parser=positive, help="Keep at most N trajectories, the newest."
+            "--max-trajectories", metavar="N", parser=parse_positive, help="Keep at most N trajectories, the newest."
         ),
     ] = None,
     max_age: Annotated[
         float | None,
-        typer.Option("--max-age", metavar="AGE", parser=seconds, help="Expire trajectories older than AGE, e.g. 7d."),
+        typer.Option(
+            "--max-age", metavar="AGE", parser=parse_seconds, help="Expire trajectories older than AGE, e.g. 7d."
+        ),
     ] = None,
     where: Annotated[
         str, typer.Option("--where", metavar="SQL", help="Count and expire only trajectories that match.")
     ] = "",
     grace: Annotated[
-        float, typer.Option(metavar="AGE", parser=seconds, help="How long to keep files of expired trajectories.")
+        float, typer.Option(metavar="AGE", parser=parse_seconds, help="How long to keep files of expired trajectories.")
     ] = "600s",  # type: ignore[assignment]
     purge: Annotated[
         bool,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, DryRun, Metric, RunsArgument, reader
-from amago_cli.quantities import positive
+from amago_cli.quantities import parse_positive
 
 
 @reader
@@ -17,7 +17,7 @@ def prune(
     keep_best: Annotated[
         int,
         typer.Option(
-            "--keep-best", metavar="N", parser=positive, help="Runs to keep of each environment, by their score."
+            "--keep-best", metavar="N", parser=parse_positive, help="Runs to keep of each environment, by their score."
         ),
     ] = ...,  # type: ignore[assignment]
     failed: Annotated[bool, typer.Option("--failed", help="Also remove runs that failed without a score.")] = False,

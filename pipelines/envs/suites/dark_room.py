@@ -55,7 +55,7 @@ class DarkRoom(AttemptsEnv):
 
     def __init__(self, name: str, settings: DarkRoomSettings, *, num_envs: int, seed: int, split: str) -> None:
         s = self.settings = settings
-        chance, paid = random_play(s, split) if s.size**2 <= _MOST_CELLS else (None, None)
+        chance, paid = compute_random_play(s, split) if s.size**2 <= _MOST_CELLS else (None, None)
         spec = EnvSpec(
             name=name,
             spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=len(MOVES))),
@@ -72,7 +72,7 @@ class DarkRoom(AttemptsEnv):
         )
         self._moves = transitions(settings.size, MOVES)
         self._coordinates = coordinates(settings.size)
-        self._goals = goal_cells(settings, split)
+        self._goals = list_goal_cells(settings, split)
         self.goal, self.cell = np.zeros((2, num_envs), dtype=np.int64)
         self.found = np.zeros(num_envs, dtype=bool)
 
@@ -123,7 +123,7 @@ class DarkRoom(AttemptsEnv):
         return np.select(steps, [0, 1, 2, 3], default=4).astype(np.int32)
 
 
-def goal_cells(s: DarkRoomSettings, split: str) -> np.ndarray:
+def list_goal_cells(s: DarkRoomSettings, split: str) -> np.ndarray:
     """Choose the cells that may be the goal on one side of the split. UsageError where there is none."""
     cells = np.delete(np.arange(s.size**2), s.start_cell)
     if s.holdout:
@@ -135,9 +135,9 @@ def goal_cells(s: DarkRoomSettings, split: str) -> np.ndarray:
 
 
 @lru_cache(maxsize=16)
-def random_play(s: DarkRoomSettings, split: str) -> tuple[float, float]:
+def compute_random_play(s: DarkRoomSettings, split: str) -> tuple[float, float]:
     """Compute the exact chance that an attempt of uniformly random actions finds the goal, and its expected return."""
-    goals, moves = goal_cells(s, split), transitions(s.size, MOVES)
+    goals, moves = list_goal_cells(s, split), transitions(s.size, MOVES)
     cells = s.size**2
     step = np.zeros((cells, cells))
     for target in moves:

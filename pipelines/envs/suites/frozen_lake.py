@@ -72,7 +72,7 @@ class FrozenLakeSettings(ProtocolSettings):
 
 
 @lru_cache(maxsize=16)
-def random_success(size: int, steps: int, holdout: float, split: str) -> float:
+def compute_random_success(size: int, steps: int, holdout: float, split: str) -> float:
     """Compute the exact chance that random actions reach the goal within an attempt, for sizes that are enumerated."""
     holes, weight = list_split_maps(size, holdout, split)
     chance = np.zeros(holes.shape)
@@ -103,7 +103,7 @@ class FrozenLake(NativeEnv):
         limit, plain = s.attempt_steps, not (s.hard or s.recover or s.slip)
         chance = None
         if plain and s.size <= 4:
-            chance = (random_success(s.size, limit, s.held_out, split),) * s.attempts
+            chance = (compute_random_success(s.size, limit, s.held_out, split),) * s.attempts
         best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain else None
         spec = EnvSpec(
             name=name,

@@ -15,7 +15,7 @@ from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.relabelers.paths import Paths
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 from pipelines.stages import relabel
 
 STEPS, COPIES = 500, 20
@@ -73,7 +73,7 @@ def relabelling(folder: Path, count: int) -> Section:
     )
     for name, schema, env, relabeler in rows:
         lake = _filled(folder / name.replace(" ", "-"), schema, env, count)
-        settings = resolve({"relabel": {"relabeler": relabeler, "copies": COPIES}}, env_model=env_model)
+        settings = resolve({"relabel": {"relabeler": relabeler, "copies": COPIES}}, env_model=find_env_model)
         begun = time.perf_counter()
         relabel.run(settings, lake=lake.path)
         seconds = time.perf_counter() - begun

@@ -13,7 +13,7 @@ from pipelines.config.load import TAGS, assign, fold, merge, parse_assignment, r
 from pipelines.config.recipes import find
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
-from pipelines.rollout.environment import env_model
+from pipelines.rollout.environment import find_env_model
 
 CURVE_SEED = 2_000_003  # tasks of the evaluations that draw the learning curve
 CURVE_POINTS, CURVE_EPISODES = 12, 100
@@ -109,7 +109,7 @@ def settings_of(task: Task, overrides: Overrides, *, seed: int, points: int = CU
         every = max(1, document["epochs"] // points)
         curve = {"stage": "evaluate", "seed": CURVE_SEED, "episodes": CURVE_EPISODES, "actors": CURVE_EPISODES}
         document["stages"].append({**curve, "every": every, "start_epoch": (document["epochs"] - 1) % every})
-    return resolve(document, env_model=env_model, source=task.recipe)
+    return resolve(document, env_model=find_env_model, source=task.recipe)
 
 
 def _is_tag(path: Sequence[str]) -> bool:

@@ -72,14 +72,14 @@ def planned(amago: Amago) -> Amago:
     """A run that has begun: its plan is recorded, and nothing else was done."""
     from pipelines.config.load import merge, resolve
     from pipelines.config.run_directory import RunDirectory
-    from pipelines.rollout.environment import env_model
+    from pipelines.rollout.environment import find_env_model
     from pipelines.stages.choices import Budget
     from pipelines.stages.make_recipe import make_recipe
 
     given = {"env": {"name": "tmaze", "corridor": 3}, "collect": {"workers": 0}}
 
     def settings(document):
-        return resolve(merge(document, given), env_model=env_model)
+        return resolve(merge(document, given), env_model=find_env_model)
 
     made = make_recipe(settings, given, Budget(steps=300))
     RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=made.record(given))
