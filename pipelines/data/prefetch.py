@@ -18,7 +18,7 @@ Request = tuple[int, int, int]  # number of windows of a batch; its update; its 
 
 
 class _BatchSource(Protocol):
-    """Source of batches."""
+    """What batches are drawn from. Batches prepared at an earlier `version` are drawn again."""
 
     @property
     def version(self) -> Any: ...

@@ -490,7 +490,7 @@ class View:
         return np.where(place >= 0, known[place], numbers)
 
     def _describe_histories(self, segment: Segment, rows: np.ndarray) -> None:
-        """Read the fields `HISTORY` from the footer; of an unreadable one, none has a history."""
+        """Read the fields `HISTORY` from the footer. If it cannot be read, no trajectory counts as one of a history."""
         try:
             footer = self._footer(segment.file)
         except (FileNotFoundError, IntegrityError):

@@ -461,7 +461,7 @@ class WorkerEnv(Env):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """The process ids of the workers, in the order of their numbers."""
         return [worker.pid for worker in self._workers]
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ class NpzArchive:
         self._file.close()
 
     def names(self) -> list[str]:
-        """List the arrays."""
+        """List the names of the arrays."""
         return list(self._members)
 
     def __contains__(self, name: str) -> bool:

@@ -52,7 +52,7 @@ _D3RLPY_OBSERVATION = re.compile(r"observations_(\d{1,9})(?:_(\d{1,9}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class _Demonstration:
-    """T steps; `following` has the columns of `observation`, or none."""
+    """One demonstration of T steps. `following`: the next observations, by column; empty where the file has none."""
 
     number: int
     name: str
