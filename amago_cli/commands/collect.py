@@ -105,7 +105,7 @@ def collect(
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help="random, learner:q-learning, RUN[@CHECKPOINT], BUNDLE, or module:attr.",
+            help="random, learner:NAME, RUN[@CHECKPOINT], BUNDLE, or module:attr.",
             autocompletion=completion.policies,
         ),
         Sets("collect.policy"),

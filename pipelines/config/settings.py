@@ -60,17 +60,42 @@ class EnvSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
+class PPOSettings(SettingsModel):
+    """`[collect.learner.ppo]`: proximal policy optimisation, by networks of each actor's own."""
+
+    steps: int = Field(256, ge=2, le=65_536)
+    """Steps of an actor from which its networks learn at once; then they are forgotten."""
+    passes: int = Field(4, ge=1, le=100)
+    """How often each of these steps is learned."""
+    batch_size: int = Field(64, ge=2)
+    """Steps in a batch."""
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    """Step size of Adam."""
+    discount: float = Field(0.99, ge=0, lt=1)
+    """Discount of later rewards."""
+    trace_decay: float = Field(0.95, ge=0, le=1)
+    """Lambda of the generalised advantages."""
+    clip: float = Field(0.2, gt=0)
+    """How far the probability of an action may move, as a share, before its gradient is dropped."""
+    entropy_weight: float = Field(0.01, ge=0)
+    """Weight of the policy's entropy, which keeps it trying."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = (64, 64)
+    """Widths of the layers of the policy and the value network."""
+
+
 class LearnerSettings(SettingsModel):
     """`[collect.learner]`: a learner of each actor's own, which starts from nothing and learns while it collects."""
 
     learning_rate: float = Field(0.5, gt=0, le=1)
-    """Step towards the target of an update."""
+    """Step of q-learning towards the target of an update."""
     discount: float = Field(0.9, ge=0, lt=1)
-    """Discount of later rewards."""
+    """Discount of later rewards in q-learning."""
     epsilon_last: float = Field(0.0, ge=0, le=1)
-    """Rate of random actions in the end; it falls linearly from 1."""
+    """Rate of random actions of q-learning in the end; it falls linearly from 1."""
     epsilon_steps: int = Field(4_000, ge=1)
     """Updates of a learner after which the rate is `epsilon_last`."""
+    ppo: PPOSettings = PPOSettings()
+    """How `learner:ppo` learns."""
 
 
 class ExplorationSettings(SettingsModel):

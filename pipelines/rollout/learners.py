@@ -47,10 +47,12 @@ class HistoryLearner(Policy, Protocol):
         action: np.ndarray,
         reward: np.ndarray,
         ended: np.ndarray,
+        over: np.ndarray,
         following: Mapping[str, np.ndarray],
     ) -> None:
-        """Learn from a step of each of the distinct `actors` (m,): from `observation` (m, ...), `action` (m,) led to
-        `reward` (m,) and to `following` (m, ...). `ended` (m,) bool: nothing more is paid from there."""
+        """Learn from a step of each of the distinct `actors` (m,): from `observation` (m, ...), `action` (m, ...) led
+        to `reward` (m,) and to `following` (m, ...). `ended` (m,) bool: nothing more is paid from there. `over` (m,)
+        bool: the episode has ended, or was cut off."""
 
 
 class QLearning:
@@ -107,6 +109,7 @@ class QLearning:
         action: np.ndarray,
         reward: np.ndarray,
         ended: np.ndarray,
+        over: np.ndarray,
         following: Mapping[str, np.ndarray],
     ) -> None:
         state, after = self._find(observation), self._find(following)
@@ -189,7 +192,8 @@ def _learn_again(learner: HistoryLearner, reader: Reader, pieces: Sequence[tuple
         action, reward, terminated, reset = (
             np.stack([joined[actor][name][t + 1] for actor in actors]) for name in (ACTION, REWARD, TERMINATED, RESET)
         )
-        learner.learn(np.array(actors), before, action, reward, (terminated | reset) != 0, after)
+        over = np.array([t + 1 == length[actor] for actor in actors])
+        learner.learn(np.array(actors), before, action, reward, (terminated | reset) != 0, over, after)
 
 
 def is_learner(policy: str) -> bool:
@@ -205,10 +209,14 @@ def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_ac
         raise UsageError(
             f"unknown learner '{name}'", hint=did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
         )
-    return _LEARNERS[kind](spaces, settings, num_actors=num_actors, seed=seed)
+    if kind == "ppo":
+        from pipelines.rollout.ppo import PPO  # torch takes a second to import
+
+        return PPO(spaces, settings, num_actors=num_actors, seed=seed)
+    return QLearning(spaces, settings, num_actors=num_actors, seed=seed)
 
 
-_LEARNERS = {"q-learning": QLearning}
+_LEARNERS = "q-learning", "ppo"
 
 
 def _describe(space: Space) -> str:

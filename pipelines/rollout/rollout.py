@@ -354,8 +354,9 @@ class Rollout:
             steps = {name: values[learns] for name, values in observed.items()}
             ended = (result.terminated | result.reset)[learns]
             after = {name: values[learns] for name, values in result.observation.items()}
-            rewards = result.reward[learns]
-            self._policy.learn(group.place.start + learns, steps, step.actions[learns], rewards, ended, after)
+            over = (result.terminated | result.truncated)[learns]
+            actors, rewards = group.place.start + learns, result.reward[learns]
+            self._policy.learn(actors, steps, step.actions[learns], rewards, ended, over, after)
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():

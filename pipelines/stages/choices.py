@@ -115,9 +115,9 @@ class EnvFacts:
     of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
-    `rewards_at_once`: rewards are frequent, and actions do not change what is observed later, as far as two ways to
-    play the same episode show. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a
-    step of one actor, resets included.
+    `rewards_at_once`: rewards are frequent, follow from the action before alone, and actions do not change what is
+    observed later, as far as two ways to play the same episode show. `one_by_one`: actors are stepped one after
+    another. `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str

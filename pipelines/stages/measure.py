@@ -125,12 +125,12 @@ def _play_opening(
 
 
 class _Opening:
-    """A policy that notes what the first actor observes in its first episode: for some steps, or until its end, which
-    is None."""
+    """A policy that notes what the first actor observes in its first episode, and which reward followed which action:
+    for some steps, or until its end, which is None."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._seen: list[Observation | None] = []
+        self._seen: list[tuple[Observation, np.ndarray, float] | None] = []
 
     @property
     def is_over(self) -> bool:
@@ -138,22 +138,28 @@ class _Opening:
         return len(self._seen) >= _OPENING_STEPS or (bool(self._seen) and self._seen[-1] is None)
 
     def equals(self, other: _Opening) -> bool:
-        """Whether both observed the same, as long as both were played."""
-
-        def match(one: Observation | None, two: Observation | None) -> bool:
+        """Whether both observed the same and had the same reward for the same action, as long as both were played."""
+        pairs = list(zip(self._seen, other._seen, strict=False))
+        if len(pairs) < _LEAST_COMPARED:
+            return False
+        for step, (one, two) in enumerate(pairs):
             if one is None or two is None:
-                return one is two
-            return all(np.array_equal(one[name], two[name]) for name in one)
-
-        compared = min(len(self._seen), len(other._seen))
-        return compared >= _LEAST_COMPARED and all(map(match, self._seen[:compared], other._seen))
+                return one is two  # the last pair
+            if not all(np.array_equal(one[0][name], two[0][name]) for name in one[0]):
+                return False
+            if step and np.array_equal(one[1], two[1]) and one[2] != two[2]:
+                return False
+        return True
 
     def act(
         self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
     ) -> np.ndarray:
         if not self.is_over:
-            ended = bool(self._seen) and time[0] == 0
-            self._seen.append(None if ended else {name: np.array(each[0]) for name, each in observation.items()})
+            if self._seen and time[0] == 0:
+                self._seen.append(None)
+            else:
+                shown = {name: np.array(each[0]) for name, each in observation.items()}
+                self._seen.append((shown, np.array(prev_action[0]), float(prev_reward[0])))
         return self._policy.act(observation, prev_action, prev_reward, time)
 
 

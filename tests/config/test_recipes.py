@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.config import recipes
 from pipelines.config.load import accept_missing_packages, resolve
+from pipelines.config.model import AgentSettings
 from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
 from pipelines.rollout.environment import find_env_model
@@ -97,3 +98,30 @@ def test_the_recipes_are_found_inside_the_package_first(tmp_path: Path, monkeypa
     assert recipes.find_shipped_recipes() == package.parent / "examples.toml"
     (package / "examples.toml").write_text("")
     assert recipes.find_shipped_recipes() == package / "examples.toml"
+
+
+REFERENCES = [name for name, profile in PROFILES if profile == "reference"]
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_reference_profile_is_amagos_agent_with_the_settings_of_its_example(name: str) -> None:
+    """AMAGO's defaults are ours: what differs from them is what its example sets, or belongs to the environment."""
+    settings = resolve(RECIPES[name], [(["profile"], "reference")], env_model=accept_missing_packages(find_env_model))
+    defaults = AgentSettings()
+    assert settings.agent.kind == "actor-critic"
+    assert settings.agent.sequence.kind == "transformer"
+    assert (
+        settings.agent.model_copy(
+            update={
+                key: getattr(defaults, key)
+                for key in ("acting_gamma", "gammas", "reward_scale", "target_tau", "bc_weight", "timestep", "sequence")
+            }
+            | {"trace_decay": defaults.trace_decay}  # without a trace it has no effect
+        )
+        == defaults
+    )
+    assert settings.train.batch_size == 24
+    assert settings.train.steps == 1000
+    # Each actor acts as often as there are updates; the lake's example plays its ten attempts through instead.
+    steps = 250 if name == "meta-frozen-lake" else 1000
+    assert settings.collect.steps == steps * settings.collect.actors

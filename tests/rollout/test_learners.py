@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pipelines.config.settings import LearnerSettings, Settings
+from pipelines.config.settings import LearnerSettings, PPOSettings, Settings
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
@@ -18,6 +19,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import learners
 from pipelines.rollout.learners import QLearning, make_learner, replay_histories
+from pipelines.rollout.ppo import PPO
 from pipelines.stages import collect
 
 SPACES = Spaces(observation={"cell": Discrete(n=6), "place": Box(shape=(2,))}, action=Discrete(n=3))
@@ -55,7 +57,7 @@ def test_every_actor_learns_as_the_textbook_says() -> None:
         before, after = observe(rng, len(some)), observe(rng, len(some))
         action, reward = rng.integers(3, size=len(some)), rng.normal(size=len(some)).astype(np.float32)
         ended = rng.random(len(some)) < 0.2
-        learner.learn(some, before, action, reward, ended, after)
+        learner.learn(some, before, action, reward, ended, ended, after)
         for i, actor in enumerate(some.tolist()):
             expected[actor].learn(before["cell"][i], action[i], float(reward[i]), ended[i], after["cell"][i])
     for cell in range(6):
@@ -70,7 +72,8 @@ def test_exploration_falls_with_the_updates_of_each_actor() -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
         one = observe(rng, 1)
-        learner.learn(np.array([1]), one, np.array([0]), np.zeros(1, "f4"), np.array([True]), one)
+        over = np.array([True])
+        learner.learn(np.array([1]), one, np.array([0]), np.zeros(1, "f4"), over, over, one)
     np.testing.assert_allclose(learner.epsilon, [1.0, 0.6, 1.0])
     assert learner.version.tolist() == [0, 5, 0]
     seen = observe(rng, 3)
@@ -101,6 +104,105 @@ def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = ({"x": np.array([[value]], "f4")} for value in range(5000))
     with pytest.raises(StageFailed, match="have outgrown"):
         [learner.act(step, np.zeros(1), np.zeros(1), np.zeros(1)) for step in steps]
+
+
+class WrittenOutPPO:
+    """Schulman et al. (2017) for a single actor, by torch's modules, optimiser and clipping, and generalised advantages
+    (Schulman et al. 2016) by their definition as a sum."""
+
+    def __init__(self, weights: list[torch.Tensor], settings: PPOSettings) -> None:
+        self.settings = settings
+        self.networks: list[torch.nn.Sequential] = []
+        for part in (weights[:4], weights[4:8]):
+            layers: list[torch.nn.Module] = []
+            for kernel, bias in zip(part[::2], part[1::2], strict=True):
+                layer = torch.nn.Linear(*kernel.shape)
+                layer.weight.data, layer.bias.data = kernel.T.clone(), bias[0].clone()
+                layers += [torch.nn.Tanh(), layer]
+            self.networks.append(torch.nn.Sequential(*layers[1:]))
+        self.log_std = torch.nn.Parameter(weights[8][0].clone()) if len(weights) == 9 else None
+        own = [each for network in self.networks for each in network.parameters()]
+        own += [] if self.log_std is None else [self.log_std]
+        self.parameters, self.optimizer = own, torch.optim.Adam(own, lr=settings.learning_rate)
+        self.updates = 0
+
+    def distribution(self, seen: torch.Tensor) -> torch.distributions.Distribution:
+        output = self.networks[0](seen)
+        if self.log_std is None:
+            return torch.distributions.Categorical(logits=output)
+        return torch.distributions.Independent(torch.distributions.Normal(output, self.log_std.exp()), 1)
+
+    def learn(self, steps: list[tuple[Any, ...]]) -> None:
+        chosen, order = self.settings, np.random.default_rng([4, 7, self.updates])
+        self.updates += 1
+        seen, action, reward, ended, over, following = (
+            torch.tensor(np.array(each)) for each in zip(*steps, strict=True)
+        )
+        with torch.no_grad():
+            value, after = self.networks[1](seen)[:, 0], self.networks[1](following)[:, 0]
+            old = self.distribution(seen).log_prob(action)
+        error = reward + chosen.discount * after * ~ended - value
+        advantage = torch.zeros(len(steps))
+        for t in range(len(steps)):
+            for k in range(t, len(steps)):
+                advantage[t] += (chosen.discount * chosen.trace_decay) ** (k - t) * error[k]
+                if over[k] or ended[k]:
+                    break
+        target = advantage + value
+        for _ in range(chosen.passes):
+            for rows in np.array_split(order.permutation(len(steps)), len(steps) // chosen.batch_size):
+                now = self.distribution(seen[rows])
+                weight = advantage[rows]
+                weight = (weight - weight.mean()) / (weight.std() + 1e-8)
+                ratio = (now.log_prob(action[rows]) - old[rows]).exp()
+                clipped = ratio.clip(1 - chosen.clip, 1 + chosen.clip)
+                loss = (
+                    -torch.min(ratio * weight, clipped * weight).mean() - chosen.entropy_weight * now.entropy().mean()
+                )
+                loss = loss + 0.5 * torch.nn.functional.mse_loss(self.networks[1](seen[rows])[:, 0], target[rows])
+                self.optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+                self.optimizer.step()
+
+
+@pytest.mark.parametrize("action", [Discrete(n=3), Box(shape=(2,))], ids=["choices", "continuous"])
+def test_every_actor_follows_ppo_as_written_out(action: Discrete | Box) -> None:
+    """Whichever other actors have a step at the same time, and through two updates."""
+    chosen = PPOSettings(steps=16, batch_size=8, passes=2, learning_rate=0.01, hidden=(5,))
+    spaces = Spaces(observation={"cell": Discrete(n=6), "place": Box(shape=(2,))}, action=action)
+    learner = PPO(spaces, LearnerSettings(ppo=chosen), num_actors=3, seed=4)
+    expected = [WrittenOutPPO([each[actor] for each in learner._weights], chosen) for actor in range(3)]
+    rng, last = np.random.default_rng(0), observe(np.random.default_rng(1), 3)
+    kept: list[list[tuple[Any, ...]]] = [[], [], []]
+    for _ in range(70):
+        some = np.sort(rng.choice(3, size=rng.integers(1, 4), replace=False))
+        before, after = {name: values[some] for name, values in last.items()}, observe(rng, len(some))
+        if isinstance(action, Discrete):
+            acted = rng.integers(3, size=len(some))
+        else:
+            acted = rng.uniform(-1, 1, (len(some), 2)).astype("f4")
+        reward = (rng.normal(size=len(some)) * rng.choice([0.1, 10])).astype("f4")  # some gradients are clipped
+        over = rng.random(len(some)) < 0.2
+        ended = over & (rng.random(len(some)) < 0.5)
+        learner.learn(some, before, acted, reward, ended, over, after)
+        for i, actor in enumerate(some.tolist()):
+            seen, following = (
+                np.r_[np.eye(6)[each["cell"][i]], each["place"][i]].astype("f4") for each in (before, after)
+            )
+            kept[actor].append((seen, acted[i], reward[i], ended[i], over[i], following))
+            if len(kept[actor]) == 16:
+                expected[actor].learn(kept[actor])
+                kept[actor] = []
+            for name in last:
+                last[name][actor] = after[name][i]
+    for actor, one in enumerate(expected):
+        assert one.updates == learner.version[actor] >= 2
+        layers = [layer for network in one.networks for layer in network if isinstance(layer, torch.nn.Linear)]
+        written = [values for layer in layers for values in (layer.weight.T, layer.bias[None])]
+        written += [] if one.log_std is None else [one.log_std[None]]
+        # Rounding grows through clipped ratios; a step of Adam moves a weight by 0.01.
+        torch.testing.assert_close([each[actor] for each in learner._weights], written, rtol=0, atol=1e-3)
 
 
 def rooms(steps: int, **table: Any) -> Settings:
@@ -147,11 +249,40 @@ def test_a_resumed_learner_knows_what_its_history_teaches(tmp_path: Path, table:
             assert int(acted[int(history.split("/")[1])]) in each.best(state)
 
 
-def test_learners_improve(tmp_path: Path) -> None:
-    collect.run(rooms(6000, learner={"epsilon_steps": 500}), run=tmp_path / "run")
+@pytest.mark.parametrize(
+    "own",
+    [{"learner": {"epsilon_steps": 500}}, {"policy": "learner:ppo", "learner": {"ppo": {"steps": 64}}}],
+    ids=["q-learning", "ppo"],
+)
+def test_learners_improve(tmp_path: Path, own: dict[str, Any]) -> None:
+    collect.run(rooms(6000, **own), run=tmp_path / "run")
     found = query(Lake(tmp_path / "run/lake"), "select avg(first_return), avg(last_return) from histories")[1]
     ((first, last),) = found
     assert last > first + 1.5
+
+
+@pytest.mark.system
+def test_a_resumed_ppo_has_the_weights_that_its_histories_teach(tmp_path: Path) -> None:
+    chosen = LearnerSettings(ppo=PPOSettings(steps=16, batch_size=8))
+    for steps in (240, 600):
+        collect.run(rooms(steps, policy="learner:ppo", learner=chosen.model_dump()), run=tmp_path / "run")
+    lake = Lake(tmp_path / "run/lake")
+    (name,) = query(lake, "select distinct collector from trajectories")[1][0]
+    spaces, reader = lake.only_schema().spaces, Reader(lake)
+    again, one_by_one = (make_learner("learner:ppo", spaces, chosen, num_actors=6, seed=0) for _ in range(2))
+    assert replay_histories(lake, name, again, 6).tolist() == [20] * 6
+    episodes = query(lake, "select uid, history from trajectories order by history, history_index")[1]
+    for uid, history in episodes:
+        columns, actor = reader.read(uid).columns, int(history.split("/")[1])
+        for t in range(rows := len(columns["reward"]) - 1):
+            before, after = ({"obs": columns["obs"][[row]]} for row in (t, t + 1))
+            ended, over = np.array([columns["terminated"][t + 1] != 0]), np.array([t + 1 == rows])
+            result = columns["action"][[t + 1]], columns["reward"][[t + 1]], ended, over, after
+            one_by_one.learn(np.array([actor]), before, *result)
+    assert isinstance(again, PPO)
+    assert isinstance(one_by_one, PPO)
+    assert again.version.tolist() == one_by_one.version.tolist() == [100 // 16] * 6
+    torch.testing.assert_close(again._weights, one_by_one._weights)
 
 
 def test_a_learner_whose_episodes_have_gone_is_not_resumed(tmp_path: Path) -> None:

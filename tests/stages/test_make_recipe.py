@@ -142,7 +142,8 @@ def test_facts_of_spaces() -> None:
 
 class Quiz(gymnasium.Env):
     """Numbers of the seed to name, one a step. `late`: all rewards come at the end; `moved`: what was answered is shown
-    after ten questions; `ending`: a wrong answer after ten questions ends the episode."""
+    after ten questions; `ending`: a wrong answer after ten questions ends the episode; `streak`: every answer pays as
+    much as there were right ones."""
 
     observation_space = gymnasium.spaces.Box(0, 3, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
@@ -168,11 +169,15 @@ class Quiz(gymnasium.Env):
         if self.rule == "ending" and self.time > 10:
             over = over or not is_right
         reward = (self.right if over else 0.0) if self.rule == "late" else float(is_right)
+        if self.rule == "streak":
+            reward = float(self.right)
         return shown, reward, over, False, {}
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False)])
+@pytest.mark.parametrize(
+    ("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False), ("streak", False)]
+)
 def test_rewards_at_once_where_no_action_changes_what_follows(rule: str, at_once: bool) -> None:
     assert measured("tests.stages.test_make_recipe:Quiz", rule=rule).rewards_at_once == at_once
 

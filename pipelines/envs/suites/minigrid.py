@@ -26,13 +26,14 @@ from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "minigrid:", "babyai-multi"
 _WORDS = """go to the a open pick up red green blue purple yellow grey ball box key door object in front of you on your
-    left right behind"""
+    left right behind then"""
 WORDS = tuple(_WORDS.split())
-_UNKNOWN, _FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 29, 9
+_UNKNOWN, _FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 30, 9
 _MISSION_LETTERS = 256
 TILE = 24  # pixels of a cell in drawings
 SPREAD = np.array([25, 51, 85], dtype=np.uint8)  # 10 kinds, 5 colours and 3 states become at most 255
-# Levels with one instruction that is neither a sequence nor about two objects; no debug levels.
+# Levels with one instruction about one object, and the three others that AMAGO trains on: two that the library calls
+# debug levels, and a sequence of two doors.
 _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 GoToObjS6 GoToLocal GoToLocalS5N2
     GoToLocalS6N2 GoToLocalS6N3 GoToLocalS6N4 GoToLocalS7N4 GoToLocalS7N5 GoToLocalS8N2 GoToLocalS8N3 GoToLocalS8N4
     GoToLocalS8N5 GoToLocalS8N6 GoToLocalS8N7 GoTo GoToOpen GoToObjMaze GoToObjMazeOpen GoToObjMazeS4R2
@@ -40,7 +41,8 @@ _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 Go
     OpenRedDoor OpenDoor OpenDoorColor OpenDoorLoc Pickup UnblockPickup PickupLoc PickupDist PickupAbove Unlock
     UnlockLocal UnlockLocalDist KeyInBox UnlockPickup UnlockPickupDist BlockedUnlockPickup UnlockToUnlock
     ActionObjDoor FindObjS5 FindObjS6 FindObjS7 KeyCorridor KeyCorridorS3R1 KeyCorridorS3R2 KeyCorridorS3R3
-    KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3 OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20"""
+    KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3 OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20 OpenDoorDebug
+    OpenRedBlueDoors PickupDistDebug"""
 # The library's ID of each level: one of them is in its second version.
 LEVELS = {level: f"BabyAI-{level}-v{int(level == 'GoToObjS6')}" for level in _LEVELS.split()}
 _NUMBERS = {word: _FIRST_WORD + number for number, word in enumerate(WORDS)}
@@ -50,7 +52,7 @@ class _BabyAISettings(SettingsModel):
     """Parameters of `babyai-multi`."""
 
     levels: tuple[str, ...] | None = Field(None, min_length=1)
-    """Levels, e.g. GoToLocal; each episode plays one of them, all equally likely; unset: all 65."""
+    """Levels, e.g. GoToLocal; each episode plays one of them, all equally likely; unset: all 68."""
     test_levels: tuple[str, ...] = ()
     """Levels of `split = "test"`; empty: those of training, with other seeds."""
     attempts: int = Field(2, ge=1)
@@ -201,7 +203,7 @@ class Minigrid(TaskEnv):
     def _show(self, seen: dict[str, Any]) -> dict[str, Any]:
         shown = {"image": seen["image"] * SPREAD, "direction": int(seen["direction"]), "mission": seen["mission"]}
         if self._in_words:
-            shown["mission"] = [_NUMBERS.get(word, _UNKNOWN) for word in seen["mission"].split()]
+            shown["mission"] = [_NUMBERS.get(word, _UNKNOWN) for word in seen["mission"].replace(",", "").split()]
             shown["attempt"] = np.array([self._finished / self._attempts], dtype=np.float32)
         return shown
 
