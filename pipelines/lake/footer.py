@@ -93,6 +93,28 @@ class _SegmentHeader(Form):
     replaces: dict[str, Annotated[list[_Place], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Places:
+    """What decides which of n trajectories of a segment are live, and where they are: `uids` (n,) "S16", `row0` (n,)
+    int64, `length` and `first_step` (n,) u4; `episode` as of `Footer.episodes`. Of an overlay, `base_segment` (n,) are
+    names, `base_uid` (n,) "S16", `base_offset` (n,) int64.
+    """
+
+    uids: np.ndarray
+    row0: np.ndarray
+    length: np.ndarray
+    first_step: np.ndarray
+    episode: np.ndarray | None = None
+    base_segment: np.ndarray | None = None
+    base_uid: np.ndarray | None = None
+    base_offset: np.ndarray | None = None
+
+    def part(self, first: int, count: int) -> Places:
+        """Select `count` trajectories from `first` on, without copying."""
+        held = {name: value for name, value in vars(self).items() if value is not None}
+        return Places(**{name: value[first : first + count] for name, value in held.items()})
+
+
 @dataclass(frozen=True)
 class Footer:
     """A decoded footer. `header` is the JSON object; `trajectories` the table by `TRAJECTORIES`, decoded on first use
@@ -149,6 +171,25 @@ class Footer:
         first, count = self.header["replaces"][id]
         return int(first), int(count)
 
+    @cached_property
+    def places(self) -> Places:
+        """The places of all trajectories; copies, which do not keep the table in memory. IntegrityError if the table is
+        damaged."""
+        table = self.trajectories
+        bases: dict[str, np.ndarray] = {}
+        if self.is_overlay:
+            bases["base_segment"] = np.array(table["base_segment"].to_pylist(), dtype=object)
+            bases["base_uid"] = uid_array(table["base_uid"]).copy()
+            bases["base_offset"] = table["base_offset"].to_numpy().copy()
+        return Places(
+            uids=self.uids().copy(),
+            row0=table["row0"].to_numpy().copy(),
+            length=table["length"].to_numpy().astype(np.uint32),
+            first_step=table["first_step"].to_numpy().astype(np.uint32),
+            episode=self.episodes(),
+            **bases,
+        )
+
     def uids(self) -> np.ndarray:
         return uid_array(self.trajectories["uid"])
 
@@ -167,10 +208,10 @@ def hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
     """Hash names of episodes or histories to numbers (n,) uint64, the same in every process and lake; empty ones and
     nulls to 0. None if there are no others.
     """
+    if not pc.max(pc.binary_length(column)).as_py():
+        return None
     names = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     known = names.dictionary.to_pylist()
-    if known in ([], [""]):
-        return None
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() if name else bytes(8) for name in known]
     return np.frombuffer(b"".join(hashes), dtype="<u8")[names.indices.to_numpy()]
 
