@@ -18,8 +18,9 @@ import numpy as np
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
-from pipelines.lake.footer import Footer, Places, prefetch_footers, read_footer
+from pipelines.lake.footer import Bases, Footer, Places, prefetch_footers, read_footer
 from pipelines.lake.log import LakeLog, LogNews
+from pipelines.lake.manifest import Manifests
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, contains, positions
 
@@ -102,14 +103,15 @@ class LiveTable:
     move to another file or are removed.
 
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
-    segments to look at, by id; the footers of others are not read. `reads_log`: at every refresh, also where a reader
-    of an object store does so at every other one; maintenance rests on it.
+    segments to look at, by id; the footers of others are not read. `thorough`: read every footer itself, where others
+    believe manifests, and the log at every refresh, where others read that of an object store at every other one;
+    maintenance rests on both.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
-    reads_log: bool = False
+    thorough: bool = False
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -118,6 +120,9 @@ class LiveTable:
         local = isinstance(self._storage, LocalStorage)
         self._changes: FolderWatcher | KeyWatcher = (FolderWatcher if local else KeyWatcher)(self._storage)
         self.log = LakeLog(self._storage, self.lake.id, self.listener)
+        self._manifests = Manifests(self._storage, self.lake.id)
+        self.listed_rows: dict[str, int] = {}
+        """How many rows the files have that were not opened yet, as a manifest says, by id."""
         self._known: set[str] = set()  # segments that were taken in, or cannot be read
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
@@ -158,8 +163,10 @@ class LiveTable:
         return self._report_changes()
 
     def _update(self, vanished: set[str]) -> None:
+        if not (self._known or self.thorough) and self._new:
+            self._manifests.load()
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
-        self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
+        self._apply_log(self.log.refresh(None if self.thorough else self._changes.log))
         self._learn(self._new)
         self._settle()
         # A file that was gone at the last refresh already, and whose trajectories have not moved to another one.
@@ -167,12 +174,18 @@ class LiveTable:
         self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
         new = sorted(self._new - self._known)
-        prefetch_footers(self._storage, (id for id in new if not self.log.hides(id)))
+        self._prefetch(new)
         self._admit(new, patient=True)
         self._new.clear()
 
+    def _prefetch(self, ids: Iterable[str]) -> None:
+        """Fetch the footers that will be read of these segments."""
+        wanted = [id for id in ids if id not in self._known and not self.log.hides(id)]
+        prefetch_footers(self._storage, (id for id in wanted if not self._manifests.names(id)))
+
     def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
+        self._manifests.clear()
         self._opened = ""
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -184,10 +197,12 @@ class LiveTable:
         """Add exactly these segments, in the order in which another process saw them; of those that are known already,
         apply what was rewritten or removed.
         """
+        if not self._known:
+            self._manifests.load()
         for _ in range(_ATTEMPTS):
             self._apply_log(self.log.refresh())
             rewritten = sorted(self.log.added | {*list_all(self._storage, rewritten=True)})
-            prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.log.hides(id)))
+            self._prefetch((*ids, *rewritten))
             self._learn(rewritten)
             self._settle()
             if not self._lost:  # otherwise it was rewritten and removed just now
@@ -212,9 +227,12 @@ class LiveTable:
         return Findings(new, rewritten, vanished, self.log.collect_news())
 
     def repeat(self, found: Findings) -> RefreshResult:
-        """Apply what another process has found, without listing anything."""
+        """Apply what another process has found, without looking for what is new."""
         self._apply_log(self.log.take(found.log))
-        prefetch_footers(self._storage, (id for id in found.segments if not self.log.hides(id)))
+        if not self._known and found.segments:
+            list_all(self._storage)  # a store that is not asked for all sizes at once is asked for each
+            self._manifests.load()
+        self._prefetch(found.segments)
         self._learn(found.rewritten)
         self._settle()
         self._drop(found.vanished)
@@ -252,7 +270,7 @@ class LiveTable:
         """Read the footers of the segments among `ids` that were rewritten from others."""
         self._lost = False
         wanted = [id for id in sorted(ids) if is_rewritten(id) and id not in self._known and not self.log.hides(id)]
-        prefetch_footers(self._storage, wanted)
+        self._prefetch(wanted)
         for id in wanted:
             footer = self._footer(id)
             if footer is None:
@@ -378,9 +396,9 @@ class LiveTable:
         self._waiting = {}
         for id, footer in sorted(overlays.items()):
             places = self._take_part(id, footer)
-            assert places.base_segment is not None
+            assert places.bases is not None
             alive = self.log.select_live(self.file_of(id), places.uids)
-            bases = set(places.base_segment[alive].tolist())
+            bases = set(places.bases.segment[alive].tolist())
             missing = {
                 base for base in bases if not self._find_numbers(base) and not self.log.hides(self.log.find_final(base))
             }
@@ -399,7 +417,9 @@ class LiveTable:
         wanted = [self.log.select_live(self.file_of(id), places.uids) for id, _, places in found]
         bases = None
         if found[0][1].is_overlay:
-            bases = self.find_bases(found[0][2], anywhere=True)
+            derived = found[0][2].bases
+            assert derived is not None
+            bases = self.find_bases(derived, anywhere=True)
             wanted[0] &= bases[0] >= 0
         kept = choose_live(np.concatenate([places.uids for _, _, places in found]), np.concatenate(wanted), self._seen)
         done = 0
@@ -433,13 +453,12 @@ class LiveTable:
         """Select the trajectories of segment `id` from the file that has them now."""
         return footer.places if id not in self._where else footer.places.part(*footer.part(id))
 
-    def find_bases(self, places: Places, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def find_bases(self, bases: Bases, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Find the number of the base's segment (-1 if it is not live) and its first row for each overlay row.
 
         The base is looked for in the segment that the overlay names; with `anywhere`, a copy in another one will do.
         """
-        ids, uids, offset = places.base_segment, places.base_uid, places.base_offset
-        assert ids is not None and uids is not None and offset is not None
+        ids, uids, offset = bases
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
 
         def look_in(numbers: Iterable[int], rows: np.ndarray) -> None:
@@ -471,6 +490,10 @@ class LiveTable:
 
     def _footer(self, id: str) -> Footer | None:
         try:
+            listed = self._manifests.find(id)
+            if listed is not None:
+                self.listed_rows[id] = listed.header["rows"]
+                return listed
             footer = read_footer(self._storage, id)
             _ = footer.places
             return footer
