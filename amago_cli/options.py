@@ -49,6 +49,7 @@ class _QueryFormat(StrEnum):
     JSON = "json"
     ARROW = "arrow"
     PARQUET = "parquet"
+    CSV = "csv"
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ def _make_decorator(shared: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable
 stage = _make_decorator(_STAGE)  # a command that runs a stage: settings, --dry-run, --output, -q, -v
 reader = _make_decorator(_READER)  # a command that only reads: --output, -q, -v
 lister = _make_decorator(_TABLE)  # a command that only reads and prints a table: --output (also csv), -q, -v
-querier = _make_decorator(_QUERY)  # a command that answers from a lake: --output (also arrow, parquet), -q, -v
+querier = _make_decorator(_QUERY)  # a command that answers from a lake: --output (also arrow, parquet, csv), -q, -v
 
 
 def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:

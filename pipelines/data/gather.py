@@ -78,6 +78,7 @@ class Gatherer:
             scattered=True,
             cache=BlobCache(),
             check=SegmentFile.require_sound if view.verify else None,
+            rows=lambda id: view.live.listed_rows.get(id),
         )
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 

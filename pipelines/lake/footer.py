@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -78,7 +78,7 @@ _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 _Place = Annotated[int, Field(ge=0, lt=2**48)]
 
 
-class _SegmentHeader(Form):
+class SegmentHeader(Form):
     """The fields that are read from a segment's header."""
 
     format: Literal[1]
@@ -91,6 +91,40 @@ class _SegmentHeader(Form):
     columns: dict[str, Annotated[int, Field(ge=0, lt=2**32)] | None]
     trajectories_bytes: int = Field(ge=0, lt=2**40)
     replaces: dict[str, Annotated[list[_Place], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
+
+
+class Bases(NamedTuple):
+    """What n trajectories of an overlay derive from: `segment` (n,) names, `uid` (n,) "S16", `offset` (n,) int64, the
+    row of the base that is their row 0."""
+
+    segment: np.ndarray
+    uid: np.ndarray
+    offset: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """What decides which of n trajectories of a segment are live, and where they are: `uids` (n,) "S16", `row0` (n,)
+    int64, `length` and `first_step` (n,) u4; `episode` as of `Footer.episodes`; of an overlay, `bases`."""
+
+    uids: np.ndarray
+    row0: np.ndarray
+    length: np.ndarray
+    first_step: np.ndarray
+    episode: np.ndarray | None = None
+    bases: Bases | None = None
+
+    def part(self, first: int, count: int) -> Places:
+        """Select `count` trajectories from `first` on, without copying."""
+        rows = slice(first, first + count)
+        return Places(
+            uids=self.uids[rows],
+            row0=self.row0[rows],
+            length=self.length[rows],
+            first_step=self.first_step[rows],
+            episode=None if self.episode is None else self.episode[rows],
+            bases=None if self.bases is None else Bases(*(values[rows] for values in self.bases)),
+        )
 
 
 @dataclass(frozen=True)
@@ -149,6 +183,24 @@ class Footer:
         first, count = self.header["replaces"][id]
         return int(first), int(count)
 
+    @cached_property
+    def places(self) -> Places:
+        """The places of all trajectories; copies, which do not keep the table in memory. IntegrityError if the table is
+        damaged."""
+        table = self.trajectories
+        bases = None
+        if self.is_overlay:
+            names = np.array(table["base_segment"].to_pylist(), dtype=object)
+            bases = Bases(names, uid_array(table["base_uid"]).copy(), table["base_offset"].to_numpy().copy())
+        return Places(
+            uids=self.uids().copy(),
+            row0=table["row0"].to_numpy().copy(),
+            length=table["length"].to_numpy().astype(np.uint32),
+            first_step=table["first_step"].to_numpy().astype(np.uint32),
+            episode=self.episodes(),
+            bases=bases,
+        )
+
     def uids(self) -> np.ndarray:
         return uid_array(self.trajectories["uid"])
 
@@ -167,10 +219,10 @@ def hash_names(column: pa.ChunkedArray) -> np.ndarray | None:
     """Hash names of episodes or histories to numbers (n,) uint64, the same in every process and lake; empty ones and
     nulls to 0. None if there are no others.
     """
+    if not pc.max(pc.binary_length(column)).as_py():
+        return None
     names = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     known = names.dictionary.to_pylist()
-    if known in ([], [""]):
-        return None
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() if name else bytes(8) for name in known]
     return np.frombuffer(b"".join(hashes), dtype="<u8")[names.indices.to_numpy()]
 
@@ -243,7 +295,7 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
         raise InputMissing(
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
-    if header is None or not fits(header, _SegmentHeader):
+    if header is None or not fits(header, SegmentHeader):
         raise IntegrityError(f"segment '{path}' is damaged: its header lacks the fields of a segment's")
     return Footer(header, packed, path)
 
@@ -285,12 +337,17 @@ def _read_footer(storage: Storage, id: str) -> Footer:
     except UNREADABLE as error:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
     header = footer.header
-    if (header["writer"], header["sequence"], footer.is_overlay) != parse_segment_name(id):
+    if not is_header_of(id, header):
         raise IntegrityError(
             f"segment '{path}' is damaged: it was overwritten by another one, "
             f"number {header['sequence']} of writer '{header['writer']}'"
         )
     return footer
+
+
+def is_header_of(id: str, header: Mapping[str, Any]) -> bool:
+    """Return whether a valid header names the writer and number of segment `id`."""
+    return (header["writer"], header["sequence"], header["kind"] == "overlay") == parse_segment_name(id)
 
 
 def extract_info(row: Mapping[str, Any]) -> TrajectoryInfo:

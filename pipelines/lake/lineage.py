@@ -173,7 +173,7 @@ class TrainingHistory:
             key = (directory.path, newest)
             if key not in self._tables:
                 self._tables.clear()
-                table = LiveTable(self._lake)
+                table = LiveTable(self._lake, thorough=True)
                 table.restore(snapshot["segments"])
                 self._tables[key] = table
             wanted = np.array([bytes.fromhex(uid)], dtype="S16")
@@ -392,7 +392,7 @@ class _Walk:
         """Return the live table of a snapshot, and its segments of the snapshot's schema with a mask of what could be
         drawn.
         """
-        table = LiveTable(lake, self.listener)
+        table = LiveTable(lake, self.listener, thorough=True)
         table.restore(snapshot["segments"])
         where, chosen = snapshot["where"], None
         if where:

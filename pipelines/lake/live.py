@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
-from pipelines.lake.footer import Footer, hash_names, prefetch_footers, read_footer, uid_array
+from pipelines.lake.footer import Bases, Footer, Places, prefetch_footers, read_footer
 from pipelines.lake.log import LakeLog, LogNews
+from pipelines.lake.manifest import Manifests
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, contains, positions
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
+_TOGETHER = 1 << 18  # trajectories that are added at once: looking up uids costs less, and memory 32 B for each
 
 
 def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.ndarray:
@@ -102,14 +103,15 @@ class LiveTable:
     move to another file or are removed.
 
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
-    segments to look at, by id; the footers of others are not read. `reads_log`: at every refresh, also where a reader
-    of an object store does so at every other one; maintenance rests on it.
+    segments to look at, by id; the footers of others are not read. `thorough`: read every footer itself, where others
+    believe manifests, and the log at every refresh, where others read that of an object store at every other one;
+    maintenance rests on both.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
-    reads_log: bool = False
+    thorough: bool = False
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -118,6 +120,9 @@ class LiveTable:
         local = isinstance(self._storage, LocalStorage)
         self._changes: FolderWatcher | KeyWatcher = (FolderWatcher if local else KeyWatcher)(self._storage)
         self.log = LakeLog(self._storage, self.lake.id, self.listener)
+        self._manifests = Manifests(self._storage, self.lake.id)
+        self.listed_rows: dict[str, int] = {}
+        """How many rows the files have that were not opened yet, as a manifest says, by id."""
         self._known: set[str] = set()  # segments that were taken in, or cannot be read
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
@@ -158,8 +163,10 @@ class LiveTable:
         return self._report_changes()
 
     def _update(self, vanished: set[str]) -> None:
+        if not (self._known or self.thorough) and self._new:
+            self._manifests.load()
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
-        self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
+        self._apply_log(self.log.refresh(None if self.thorough else self._changes.log))
         self._learn(self._new)
         self._settle()
         # A file that was gone at the last refresh already, and whose trajectories have not moved to another one.
@@ -167,12 +174,18 @@ class LiveTable:
         self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
         new = sorted(self._new - self._known)
-        prefetch_footers(self._storage, (id for id in new if not self.log.hides(id)))
+        self._prefetch(new)
         self._admit(new, patient=True)
         self._new.clear()
 
+    def _prefetch(self, ids: Iterable[str]) -> None:
+        """Fetch the footers that will be read of these segments."""
+        wanted = [id for id in ids if id not in self._known and not self.log.hides(id)]
+        prefetch_footers(self._storage, (id for id in wanted if not self._manifests.names(id)))
+
     def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
+        self._manifests.clear()
         self._opened = ""
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -184,10 +197,12 @@ class LiveTable:
         """Add exactly these segments, in the order in which another process saw them; of those that are known already,
         apply what was rewritten or removed.
         """
+        if not self._known:
+            self._manifests.load()
         for _ in range(_ATTEMPTS):
             self._apply_log(self.log.refresh())
             rewritten = sorted(self.log.added | {*list_all(self._storage, rewritten=True)})
-            prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.log.hides(id)))
+            self._prefetch((*ids, *rewritten))
             self._learn(rewritten)
             self._settle()
             if not self._lost:  # otherwise it was rewritten and removed just now
@@ -212,9 +227,12 @@ class LiveTable:
         return Findings(new, rewritten, vanished, self.log.collect_news())
 
     def repeat(self, found: Findings) -> RefreshResult:
-        """Apply what another process has found, without listing anything."""
+        """Apply what another process has found, without looking for what is new."""
         self._apply_log(self.log.take(found.log))
-        prefetch_footers(self._storage, (id for id in found.segments if not self.log.hides(id)))
+        if not self._known and found.segments:
+            list_all(self._storage)  # a store that is not asked for all sizes at once is asked for each
+            self._manifests.load()
+        self._prefetch(found.segments)
         self._learn(found.rewritten)
         self._settle()
         self._drop(found.vanished)
@@ -252,7 +270,7 @@ class LiveTable:
         """Read the footers of the segments among `ids` that were rewritten from others."""
         self._lost = False
         wanted = [id for id in sorted(ids) if is_rewritten(id) and id not in self._known and not self.log.hides(id)]
-        prefetch_footers(self._storage, wanted)
+        self._prefetch(wanted)
         for id in wanted:
             footer = self._footer(id)
             if footer is None:
@@ -280,7 +298,7 @@ class LiveTable:
         moved = [number for old in footer.replaces for number in self.files.pop(old, ())]
         if not moved:
             return
-        uids, row0 = footer.uids(), footer.trajectories["row0"].to_numpy()
+        uids, row0 = footer.places.uids, footer.places.row0
         order = np.argsort(uids)
         for segment in (self.segments[number] for number in moved):
             place = positions(uids, segment.uids, order)
@@ -347,29 +365,40 @@ class LiveTable:
         overlays = self._waiting = {
             id: footer for id, footer in waiting if id not in self._where and not self.log.hides(id)
         }
-        for id in ids:
-            if id in self._known:
-                continue
-            file = self.file_of(id)
-            if self.log.hides(file):
-                self._hidden.add(file)
-                continue
-            if self._opened not in (file, ""):  # forget its decoded table, which is as large as all its uids and texts
-                self._rewritten[self._opened] = replace(self._rewritten[self._opened])
-            self._opened = file if file in self._rewritten else ""
-            footer = self._rewritten.get(file) or self._footer(file)
-            self._known.add(id)
-            if footer is None:
-                continue
-            if footer.is_overlay:
-                overlays[id] = footer
-            else:
-                self._add(id, footer)
+        segments: list[tuple[str, Footer, Places]] = []
+        count = 0
+        try:
+            for id in ids:
+                if id in self._known:
+                    continue
+                file = self.file_of(id)
+                if self.log.hides(file):
+                    self._hidden.add(file)
+                    continue
+                if self._opened not in (file, ""):  # forget its decoded tables, as large as all its uids and texts
+                    self._rewritten[self._opened] = replace(self._rewritten[self._opened])
+                self._opened = file if file in self._rewritten else ""
+                footer = self._rewritten.get(file) or self._footer(file)
+                self._known.add(id)
+                if footer is None:
+                    continue
+                if footer.is_overlay:
+                    overlays[id] = replace(footer)
+                    continue
+                places = self._take_part(id, footer)
+                segments.append((id, replace(footer, packed=b""), places))
+                count += len(places.uids)
+                if count >= _TOGETHER:
+                    full, segments, count = segments, [], 0
+                    self._add(full)
+        finally:  # they are known now, whatever error ended the loop
+            self._add(segments)
         self._waiting = {}
         for id, footer in sorted(overlays.items()):
-            table = self._slice_part(id, footer)
-            alive = self.log.select_live(self.file_of(id), uid_array(table["uid"]))
-            bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
+            places = self._take_part(id, footer)
+            assert places.bases is not None
+            alive = self.log.select_live(self.file_of(id), places.uids)
+            bases = set(places.bases.segment[alive].tolist())
             missing = {
                 base for base in bases if not self._find_numbers(base) and not self.log.hides(self.log.find_final(base))
             }
@@ -378,53 +407,58 @@ class LiveTable:
                 continue
             if missing:
                 self._warn(f"overlay '{id}' derives from missing segments: {', '.join(sorted(missing))}")
-            self._add(id, footer)
+            self._add([(id, footer, places)])
 
-    def _add(self, id: str, footer: Footer) -> None:
-        """Add the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
-        file = self.file_of(id)
-        table, number = self._slice_part(id, footer), len(self.segments)
-        uids = uid_array(table["uid"])
-        wanted = self.log.select_live(file, uids)
+    def _add(self, found: Sequence[tuple[str, Footer, Places]]) -> None:
+        """Add the trajectories of segments, or of the parts of rewritten ones that were these segments. Overlays come
+        one by one: the base of one may be another copy."""
+        if not found:
+            return
+        wanted = [self.log.select_live(self.file_of(id), places.uids) for id, _, places in found]
         bases = None
-        if footer.is_overlay:
-            bases = self.find_bases(table, anywhere=True)
-            wanted &= bases[0] >= 0
-        keep = choose_live(uids, wanted, self._seen)
-        segment = Segment(
-            number=number,
-            id=id,
-            file=file,
-            schema_id=footer.header["schema"],
-            is_overlay=footer.is_overlay,
-            columns=footer.columns,
-            uids=uids,
-            row0=table["row0"].to_numpy(),
-            length=table["length"].to_numpy().astype(np.uint32),
-            first_step=table["first_step"].to_numpy().astype(np.uint32),
-            bases=bases,
-            episode=hash_names(table["episode"]),
-        )
-        copies, own = uids[wanted & ~keep], [self.segments[each].uids for each in self._find_numbers(id)]
-        if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
-            self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
-        # A mask copies, which frees the footer's own buffers.
-        self.segments.append(segment.only(keep))
-        self.files.setdefault(file, []).append(number)
-        for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
-            self._derived.setdefault(base, set()).add(number)
+        if found[0][1].is_overlay:
+            derived = found[0][2].bases
+            assert derived is not None
+            bases = self.find_bases(derived, anywhere=True)
+            wanted[0] &= bases[0] >= 0
+        kept = choose_live(np.concatenate([places.uids for _, _, places in found]), np.concatenate(wanted), self._seen)
+        done = 0
+        for (id, footer, places), own_wanted in zip(found, wanted, strict=True):
+            keep, done = kept[done : done + len(places.uids)], done + len(places.uids)
+            file, number = self.file_of(id), len(self.segments)
+            segment = Segment(
+                number=number,
+                id=id,
+                file=file,
+                schema_id=footer.header["schema"],
+                is_overlay=footer.is_overlay,
+                columns=footer.columns,
+                uids=places.uids,
+                row0=places.row0,
+                length=places.length,
+                first_step=places.first_step,
+                bases=bases,
+                episode=places.episode,
+            )
+            copies, own = places.uids[own_wanted & ~keep], [self.segments[n].uids for n in self._find_numbers(id)]
+            if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
+                self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
+            # A mask copies, so that a part does not keep the whole in memory.
+            self.segments.append(segment.only(keep))
+            self.files.setdefault(file, []).append(number)
+            for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
+                self._derived.setdefault(base, set()).add(number)
 
-    def _slice_part(self, id: str, footer: Footer) -> pa.Table:
+    def _take_part(self, id: str, footer: Footer) -> Places:
         """Select the trajectories of segment `id` from the file that has them now."""
-        return footer.trajectories if id not in self._where else footer.trajectories.slice(*footer.part(id))
+        return footer.places if id not in self._where else footer.places.part(*footer.part(id))
 
-    def find_bases(self, table: pa.Table, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def find_bases(self, bases: Bases, *, anywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Find the number of the base's segment (-1 if it is not live) and its first row for each overlay row.
 
         The base is looked for in the segment that the overlay names; with `anywhere`, a copy in another one will do.
         """
-        ids = np.array(table["base_segment"].to_pylist(), dtype=object)
-        uids, offset = uid_array(table["base_uid"]), table["base_offset"].to_numpy()
+        ids, uids, offset = bases
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
 
         def look_in(numbers: Iterable[int], rows: np.ndarray) -> None:
@@ -456,8 +490,12 @@ class LiveTable:
 
     def _footer(self, id: str) -> Footer | None:
         try:
+            listed = self._manifests.find(id)
+            if listed is not None:
+                self.listed_rows[id] = listed.header["rows"]
+                return listed
             footer = read_footer(self._storage, id)
-            _ = footer.trajectories
+            _ = footer.places
             return footer
         except FileNotFoundError:  # expired or rewritten since it was listed: the next refresh finds out
             self.look_back()

@@ -41,7 +41,7 @@ from pipelines.files.malformed import MALFORMED, RECORD_BYTES
 from pipelines.files.user_cache import cache_home
 from pipelines.lake.bucket import AlreadyWritten, Bucket, Location, Version, connect
 
-_FIXED = "segments/"
+_FIXED = ("segments/", "manifests/")
 PARALLEL = 16  # requests at once
 _TAIL = 1 << 14  # bytes of a file's end that are read at least
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import InputMissing, StageFailed
+from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import extract_info, hex_uids, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
@@ -89,7 +89,8 @@ class Reader:
     def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
         self.live = LiveTable(lake, listener)
-        self._files = OpenSegments(lake, check=SegmentFile.require_sound if verify else None)
+        check = SegmentFile.require_sound if verify else None
+        self._files = OpenSegments(lake, check=check, rows=self.live.listed_rows.get)
         self._rows: dict[str, dict[str, int]] = {}  # of open files: uid -> row of the footer's table
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
@@ -150,7 +151,17 @@ class Reader:
         if segment.file not in self._rows:
             self._rows = {id: rows for id, rows in self._rows.items() if id in self._files}
             self._rows[segment.file] = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
-        return footer.trajectories.slice(self._rows[segment.file][uid], 1).to_pylist()[0]
+        place = self._rows[segment.file].get(uid)
+        if place is None:
+            raise self._miss(segment)
+        return footer.trajectories.slice(place, 1).to_pylist()[0]
+
+    @staticmethod
+    def _miss(segment: Segment) -> IntegrityError:
+        return IntegrityError(
+            f"segment '{segment.file}' lacks trajectories that a manifest says are in it",
+            hint="remove the folder manifests/ of the lake: it is written again",
+        )
 
     def read(self, uid: str) -> Trajectory:
         """Read a copy of a trajectory. IntegrityError if its segment is damaged."""
@@ -200,7 +211,10 @@ class Reader:
                 self.live.look_back()
                 self.refresh()
                 continue
-            table = footer.trajectories.take(pa.array(np.sort(positions(footer.uids(), live))))
+            places = np.sort(positions(footer.uids(), live))
+            if places[0] < 0:
+                raise self._miss(segment)
+            table = footer.trajectories.take(pa.array(places))
             row0, rows = table["row0"].to_numpy(), table["length"].to_numpy() + 1
             return _Portion(segment.id, file, table, uid_array(table["uid"]), row0, rows)
         raise StageFailed(f"files of lake '{self.lake.name}' vanish while they are read", hint="repeat the command")

@@ -455,7 +455,8 @@ class SegmentFile:
 
 class OpenSegments(OrderedDict[str, SegmentFile]):
     """The segment files opened last, by id: `limit` at most, or as many as the process may have open. `check` is called
-    when a file is first opened. Files that were closed are mapped again by their layouts, of some 200 bytes each.
+    when a file is first opened; `rows` returns how many rows it must have, if a manifest says so. Files that were
+    closed are mapped again by their layouts, of some 200 bytes each.
     """
 
     def __init__(
@@ -466,10 +467,11 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
         scattered: bool = False,
         cache: BlobCache | None = None,
         check: Callable[[SegmentFile], None] | None = None,
+        rows: Callable[[str], int | None] = lambda id: None,
     ) -> None:
         super().__init__()
         self._lake, self.limit, self._scattered, self._cache = lake, limit, scattered, cache
-        self._check = check
+        self._check, self._expected_rows = check, rows
         self._sound: set[str] = set()
         self._layouts: dict[str, _Layout] = {}
 
@@ -499,6 +501,11 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
                 del self._layouts[id]
         check = self._check if id not in self._sound else None
         file = open_segment(self._lake.storage, id, columns, scattered=self._scattered, cache=self._cache, check=check)
+        if self._expected_rows(id) not in (None, file.rows):
+            raise IntegrityError(
+                f"segment '{file.path}' has {file.rows} rows, which is not what a manifest says",
+                hint="remove the folder manifests/ of the lake: it is written again",
+            )
         if check is not None:
             self._sound.add(id)
         return file

@@ -26,7 +26,7 @@ _SCHEMES = tuple(f"{scheme}:" for scheme in STORES)
 
 
 class Storage(Protocol):
-    """Files by key. Files under `segments/` are never changed, only added and removed."""
+    """Files by key. Files under `segments/` and `manifests/` are never changed, only added and removed."""
 
     @property
     def local(self) -> Path:

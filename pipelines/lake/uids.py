@@ -98,8 +98,11 @@ class UidSet:
         """Add `uids` ("S16"); returns (n,) bool: which were new, only the first of equal ones."""
         new = np.zeros(len(uids), dtype=bool)
         given = halves(uids)
-        order = np.lexsort((given.second, given.first))  # equal ones stay in the order given
+        order = np.argsort(given.first)
         run = given.at(order)
+        if (run.first[1:] == run.first[:-1]).any():  # equal ones stay in the order given; sorting by both takes thrice
+            order = np.lexsort((given.second, given.first))
+            run = given.at(order)
         fresh = np.ones(len(order), dtype=bool)
         fresh[1:] = run.at(slice(1, None)).differ(run.at(slice(-1)))
         for known in self._runs:

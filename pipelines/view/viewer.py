@@ -49,6 +49,23 @@ _MOST_PARTS = 1000
 _DEEPEST = 6
 
 
+class _Warnings:
+    """The warnings that a query gives, for a page."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, Notice) and event.level == "warning" and event.text not in self._texts:
+            self._texts.append(event.text)
+
+    def show(self) -> list[str]:
+        """Return the first ones, and how many there are more."""
+        shown = [plain(text) for text in self._texts[:_MOST_WARNINGS]]
+        more = len(self._texts) - len(shown)
+        return shown if not more else [*shown, f"and {more} more like these"]
+
+
 class LakeViewer:
     """A lake, and optionally the agent of a run, behind the pages. Calls may come from several threads.
 
@@ -82,17 +99,9 @@ class LakeViewer:
         Warnings are, for example, about segments that cannot be read. While a query of the user runs, the state is that
         at its start.
         """
-        warnings: list[str] = []
-
-        def hear(event: Event) -> None:
-            if isinstance(event, Notice) and event.level == "warning":
-                warnings.append(event.text)
-
-        names, rows = catalog.query(self.lake, _STATE, wait=False, listener=hear)
-        shown = [plain(text) for text in warnings[:_MOST_WARNINGS]]
-        if len(warnings) > _MOST_WARNINGS:
-            shown.append(f"and {len(warnings) - _MOST_WARNINGS} more like these")
-        return {**dict(zip(names, plain(rows[0]), strict=True)), "warnings": shown}
+        warnings = _Warnings()
+        names, rows = catalog.query(self.lake, _STATE, wait=False, listener=warnings.hear)
+        return {**dict(zip(names, plain(rows[0]), strict=True)), "warnings": warnings.show()}
 
     def warm(self, listener: Listener = silent) -> None:
         """Prepare what the first page needs: the index, the process that evaluates SQL, the charting library."""
@@ -135,15 +144,22 @@ class LakeViewer:
         return {"bins": plain(found)}
 
     def query(self, text: str, *, listener: Listener = silent) -> dict[str, Any]:
-        """Fetch the first rows of one SELECT of the user, as far as they fit a page."""
-        columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1, listener=listener)
+        """Fetch the first rows of one SELECT of the user, as far as they fit a page, and first warnings: segments that
+        cannot be read are left out."""
+        warnings = _Warnings()
+
+        def hear(event: Event) -> None:
+            warnings.hear(event)
+            listener(event)
+
+        columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1, listener=hear)
         shown, letters = [], 0
         for row in rows[:_MOST_ROWS]:
             shown.append(plain(row))
             letters += len(json.dumps(shown[-1]))
             if letters > _MOST_LETTERS:
                 break
-        return {"columns": columns, "rows": shown, "more": len(rows) > len(shown)}
+        return {"columns": columns, "rows": shown, "more": len(rows) > len(shown), "warnings": warnings.show()}
 
     def trajectory(self, uid: str) -> dict[str, Any]:
         """Describe a trajectory: its row and columns, those that an overlay changes, and its relabelled versions."""

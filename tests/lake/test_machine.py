@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipelines.data.view import View
-from pipelines.lake import folders, log, reading
+from pipelines.lake import folders, log, manifest, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import hex_uids
@@ -45,8 +45,10 @@ from tests.tiers import trials
 
 @pytest.fixture(autouse=True, scope="module")
 def small_folders() -> Iterator[None]:
-    """An hour has many folders."""
+    """An hour has many folders, and a few segments have a manifest."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "LEAST", 2)
+        patch.setattr(manifest, "_FULL", 4)
         patch.setattr(folders, "FULL", 3)
         patch.setattr(folders, "COUNTED_EVERY", 2)
         yield
@@ -55,7 +57,7 @@ def small_folders() -> Iterator[None]:
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 SEALING = [(segments, "stage"), (Log, "mark"), (StagedFiles, "publish"), (Log, "drop")]
 REWRITING = [(segments, "stage_files"), (FolderChooser, "name_segment"), (StagedFiles, "publish"), (log, "_create")]
-SWEEPING = [(log, "_create"), (LocalStorage, "remove")]
+SWEEPING = [(log, "_create"), (LocalStorage, "remove"), (LocalStorage, "write")]  # write: manifests
 DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
 EVERYTHING = CompactionRules(settle_seconds=0.0)
 

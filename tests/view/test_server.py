@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import SCHEMA, columns, derive, fill
+from tests.lake.factories import SCHEMA, columns, damage, derive, fill
 from tests.tiers import crossed
 from tests.view.lakes import episode, put
 
@@ -244,7 +244,19 @@ def query(lake: Lake, sql: str) -> Any:
 
 def test_a_query_is_answered(filled: Lake) -> None:
     found = query(filled, "select task, length from trajectories order by length").json()
-    assert found == {"columns": ["task", "length"], "rows": [["one", 5], ["two", 9]], "more": False}
+    assert found == {"columns": ["task", "length"], "rows": [["one", 5], ["two", 9]], "more": False, "warnings": []}
+
+
+def test_answer_names_segments_that_were_left_out(filled: Lake) -> None:
+    """Not only segments that are missing from the index, but also those that prove to be damaged when they are read."""
+    query(filled, "select 1")  # builds the index
+    put(filled, episode(3, seed=2), TrajectoryInfo(env="play", task="three"))
+    query(filled, "select 1")
+    path = damage(filled, -1)
+    found = query(filled, "select count(reward) as n from steps").json()
+    assert found["rows"] == [[16]]
+    assert [path.name in warning for warning in found["warnings"]] == [True]
+    assert query(filled, "select count(*) from trajectories").json()["warnings"] == []
 
 
 def test_an_answer_is_bounded(filled: Lake) -> None:

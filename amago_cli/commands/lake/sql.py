@@ -17,7 +17,8 @@ def sql(
     lake: LakeArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="A read-only query.")],
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="Write the rows there, with --output arrow or parquet.")
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write the rows there, with --output arrow, parquet or csv."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit.")] = 60.0,
     memory: Annotated[int, typer.Option(metavar="MB", help="Memory limit.")] = 1024,
@@ -28,8 +29,8 @@ def sql(
     runs, checkpoints, metrics. Only the columns of `steps` that the query needs are read; wide ones (images) must be
     named explicitly.
 
-    With --output arrow or parquet, the rows are a file, for --to or a pipe. They are written while the query runs, and
-    may be more than the memory holds.
+    With --output arrow, parquet or csv, the rows are a file, for --to or a pipe. They are written while the query runs,
+    and may be more than the memory holds. In CSV, lists, maps and structures are JSON.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
@@ -44,7 +45,7 @@ def sql(
 
     form = common.output.value
     if to is not None and form in ("text", "json"):
-        raise UsageError(f"--to writes columns, not --output {form}", hint="add --output parquet, or arrow")
+        raise UsageError(f"--to writes columns, not --output {form}", hint="add --output parquet, arrow or csv")
     if to is None and form in ("arrow", "parquet") and common.has_terminal:
         raise UsageError(f"--output {form} is not for a terminal", hint="name a file with --to, or a pipe")
     opened = Lake(lake)

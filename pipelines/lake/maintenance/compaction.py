@@ -113,6 +113,7 @@ def compact(
         inventory.refresh()
         after = inventory.count_live()
         swept = sweep(inventory, held, grace_seconds=grace_seconds, listener=listener)
+        inventory.write_manifests(held)
     return CompactionResult(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
 
 
@@ -129,8 +130,8 @@ class PurgeResult:
 
 def purge(lake: Lake, *, listener: Listener = silent) -> PurgeResult:
     """Remove the bytes of all expired trajectories from the storage, at once: segments that hold some are rewritten,
-    replaced files have no grace period, and the index, which lists trajectories, is deleted. Locked while another
-    process maintains the lake.
+    replaced files have no grace period, the index, which lists trajectories, is deleted, and so are the manifests that
+    do. Locked while another process maintains the lake.
 
     Readers that had such a file open read on; others find the new one.
     """
@@ -149,6 +150,7 @@ def purge(lake: Lake, *, listener: Listener = silent) -> PurgeResult:
         inventory.refresh()
         swept = sweep(inventory, held, grace_seconds=0.0, listener=listener)
         SqlIndex(lake).discard()
+        inventory.write_manifests(held, forget=True)
         kept = sum(1 for file in inventory.files.values() if file.alive.any() and not file.alive.all())
     return PurgeResult(segments=swept.segments, bytes=swept.bytes, waiting=swept.waiting + kept)
 

@@ -176,7 +176,8 @@ class _CopyJob:
         self._register(footer.header["schema"])
         self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
         # A segment that the target rewrote itself counts there by its log alone.
-        bases_are_there = not footer.is_overlay or (self._there.find_bases(footer.trajectories)[0] >= 0).all()
+        bases = footer.places.bases
+        bases_are_there = bases is None or (self._there.find_bases(bases)[0] >= 0).all()
         if missing.all() and bases_are_there and self._there.log.is_finished(id):
             try:
                 self._copy_file(id, footer)

@@ -44,6 +44,7 @@ from pipelines.lake.folders import (
 from pipelines.lake.footer import read_footer, uid_array
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import Held, LogEntry, append
+from pipelines.lake.manifest import ManifestWriter
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.uids import contains
@@ -118,8 +119,9 @@ class FileTable:
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = LiveTable(self.lake, self.listener, self.only, reads_log=True)
+        self.live = LiveTable(self.lake, self.listener, self.only, thorough=True)
         self.log = self.live.log
+        self._manifests = ManifestWriter(self.lake)
 
     def refresh(self) -> None:
         """Pick up files that were added, rewritten or removed."""
@@ -165,6 +167,11 @@ class FileTable:
             base_uids=uid_array(table["base_uid"]).copy() if overlay else np.zeros(0, "S16"),
             alive=np.zeros(table.num_rows, dtype=bool),
         )
+
+    def write_manifests(self, held: Held, *, forget: bool = False) -> None:
+        """Bring the manifests of the files that count up to date, under the lease `held`; see `ManifestWriter`."""
+        live = {id: len(file.uids) for id, file in self.files.items() if file.alive.any()}
+        self._manifests.update(live, held, forget=forget)
 
     def list_overlays(self) -> list[File]:
         """List the files of derived trajectories."""

@@ -178,7 +178,9 @@ def expire(
         inventory.refresh()
         expire_orphans(inventory)
         left = ExpiryPlan((), 0, 0).count_left(inventory)
-        return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
+        swept = sweep(inventory, held, grace_seconds=grace_seconds, listener=listener)
+        inventory.write_manifests(held)
+        return ExpiryResult(plan, left, swept)
 
 
 def expire_orphans(inventory: FileTable) -> None:

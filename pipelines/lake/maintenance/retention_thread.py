@@ -127,6 +127,7 @@ class RetentionThread:
                     expire_orphans(self._inventory)
                     swept = sweep(self._inventory, require_lease, grace_seconds=self._grace)
                     self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
+                self._inventory.write_manifests(require_lease)
         except (Locked, _Abandoned):
             return
 

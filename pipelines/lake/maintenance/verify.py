@@ -398,7 +398,7 @@ def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, liste
 
 
 def _read_live(lake: Lake, listener: Listener) -> set[str]:
-    live = LiveTable(lake, listener)
+    live = LiveTable(lake, listener, thorough=True)
     live.refresh()
     return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
 

@@ -1,4 +1,4 @@
-"""Answers to a user's SQL as columns: a table of Arrow, or a file of Arrow or Parquet.
+"""Answers to a user's SQL as columns: a table of Arrow, or a file of Arrow, Parquet or CSV.
 
 Rows leave the helper process in batches while the query runs. Therefore no row becomes a Python object, and a file may
 be larger than the memory of either process.
@@ -7,10 +7,13 @@ be larger than the memory of either process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from pipelines.errors import StorageError
@@ -45,7 +48,8 @@ def write_file(
     lake: Lake, text: str, file: BinaryIO, form: str, *, limits: QueryLimits, listener: Listener = silent
 ) -> int:
     """Write the answer to one SELECT into an empty, seekable file: for the form "arrow" an Arrow IPC file, for
-    "parquet" a Parquet file. Returns the number of rows. UsageError as in `read_table`; OSError as the system gives it.
+    "parquet" a Parquet file, for "csv" one of comma-separated values (`_CsvWriter`). Returns the number of rows.
+    UsageError as in `read_table`; OSError as the system gives it.
     """
     rows = 0
     writer: Any = None
@@ -56,9 +60,12 @@ def write_file(
         rows = 0
         file.seek(0)
         file.truncate()
-        writer = (
-            pq.ParquetWriter(file, schema, compression="zstd") if form == "parquet" else pa.ipc.new_file(file, schema)
-        )
+        if form == "csv":
+            writer = _CsvWriter(file, schema)
+        elif form == "parquet":
+            writer = pq.ParquetWriter(file, schema, compression="zstd")
+        else:
+            writer = pa.ipc.new_file(file, schema)
         return write
 
     def write(group: pa.Table) -> None:
@@ -78,6 +85,51 @@ def write_file(
             close()
         raise
     return rows
+
+
+class _CsvWriter:
+    """A writer of comma-separated values in UTF-8, by RFC 4180 but for lines, which end with a line feed. A text, empty
+    or not, is quoted, and a missing value is not. Lists, maps and structures are strict JSON; bytes are hexadecimal.
+    """
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        self._writer = pyarrow.csv.CSVWriter(file, _make_flat(schema.empty_table()).schema)
+
+    def write_table(self, table: pa.Table) -> None:
+        self._writer.write_table(_make_flat(table))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _make_flat(table: pa.Table) -> pa.Table:
+    """Convert columns that CSV cannot hold to texts."""
+    columns = []
+    for column in table.columns:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        elif pa.types.is_nested(kind):
+            values = column.to_pylist(maps_as_pydicts="lossy")
+            texts = (None if value is None else json.dumps(_as_json(value), ensure_ascii=False) for value in values)
+            column = pa.array(texts, pa.string())
+        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            column = pa.array((None if value is None else value.hex() for value in column.to_pylist()), pa.string())
+        columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
+def _as_json(value: Any) -> Any:
+    """Convert a value to types of JSON, which has no NaN."""
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, str | bool | int) else str(value)
 
 
 def _receive(

@@ -31,15 +31,23 @@ async function run(sql) {
   try {
     const found = await ask(sql);
     show(error, false);
+    warn(found.warnings);
     table(found);
     const more = found.more ? " (the first of them)" : "";
     find("asked").textContent = `${count(found.rows.length, "row")}${more} in ${((performance.now() - begun) / 1000).toFixed(2)} s`;
   } catch (failure) {
     if (givenUp(failure)) return;
     find("asked").textContent = "";
+    warn([]);
     error.textContent = failure.text ?? String(failure);
     show(error, true);
   }
+}
+
+/** Show what was left out of the answer. */
+function warn(warnings) {
+  find("sql-warnings").textContent = warnings.join("\n");
+  show(find("sql-warnings"), warnings.length > 0);
 }
 
 function table({ columns, rows }) {

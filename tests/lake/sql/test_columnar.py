@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +88,56 @@ def test_every_reader_gets_the_rows(mixed: Lake, tmp_path: Path, text: str) -> N
         found = stock.execute("from read_parquet(?)", [str(path)])
         assert [column[0] for column in found.description] == names
         assert plain(found.fetchall()) == plain(rows)
+
+
+def as_cell(value: Any, cell: str) -> Any:
+    """Read a cell of a CSV file as a value of the type of `value`."""
+    if isinstance(value, list | tuple | dict):
+        return json.loads(cell)
+    if isinstance(value, bool):
+        return {"true": True, "false": False}[cell]
+    if (
+        isinstance(value, float) and float(np.float32(value)) == value
+    ):  # float32 is written with as few digits as it needs
+        return float(np.float32(cell))
+    return None if value is None and cell == "" else type(value)(cell)
+
+
+@pytest.mark.parametrize("text", some([q for q in QUERIES if q != "explain select 1"], 0, 1, 4, 7))
+def test_every_reader_of_csv_gets_the_rows(mixed: Lake, tmp_path: Path, text: str) -> None:
+    names, rows = catalog.query(mixed, text)
+    path = tmp_path / "rows.csv"
+    path.write_bytes(written(mixed, text, "csv"))
+    with open(path, encoding="utf-8", newline="") as file:
+        header, *cells = csv.reader(file, strict=True)
+    assert header == names
+    for row, line in zip(rows, cells, strict=True):
+        assert [as_cell(value, cell) for value, cell in zip(row, line, strict=True)] == plain(row)
+    with duckdb.connect() as stock:
+        answer = stock.execute("from read_csv(?, all_varchar = true, header = true, strict_mode = true)", [str(path)])
+        assert [[cell or "" for cell in row] for row in answer.fetchall()] == cells
+
+
+def test_csv_quotes_texts(mixed: Lake, tmp_path: Path) -> None:
+    text = '''
+    select * from (values
+        ('a"b', 'x,y', e'one\ntwo', e'\r', '', NULL, 1.5::double, 'nan'::double, 'ab'::blob, ' ü ', ['q"', NULL])
+    ) as t("say ""it""", comma, line, "return", empty, missing, number, nan, bytes, spaces, list)
+    '''
+    path = tmp_path / "rows.csv"
+    path.write_bytes(written(mixed, text, "csv"))
+    header = ['say "it"', "comma", "line", "return", "empty", "missing", "number", "nan", "bytes", "spaces", "list"]
+    row = ['a"b', "x,y", "one\ntwo", "\r", "", "", "1.5", "nan", "6162", " ü ", '["q\\"", null]']
+    with open(path, encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file, strict=True)) == [header, row]
+    with duckdb.connect() as stock:
+        options = "all_varchar = true, header = true, strict_mode = true, quote = '\"', escape = '\"', delim = ','"
+        (found,) = stock.execute(f"from read_csv(?, {options})", [str(path)]).fetchall()
+    assert [*found] == [*row[:4], None if found[4] is None else "", None, *row[6:]]
+    assert path.read_bytes().count(b'"",,') == 1  # an empty text is not a missing one
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    assert ([*frame.columns], frame.to_numpy().tolist()) == (header, [row])
 
 
 REFUSED = ("hugeint", "uhugeint", "bignum", "bit", "time_tz", "interval", "union", "geometry", "variant")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import json
 import os
 import subprocess
 import sys
@@ -70,11 +72,21 @@ def test_rows_go_to_a_file_as_columns(amago: Amago, small: Path, form: str) -> N
     assert os.listdir("new") == [file.name]
 
 
+def test_csv_goes_to_a_file_or_a_pipe(amago: Amago, small: Path) -> None:
+    rows = amago("lake", "sql", small, STEPS, "--output", "json").json
+    done = amago("lake", "sql", small, STEPS, "--output", "csv", "--to", "steps.csv")
+    assert (done.code, done.err) == (0, "")
+    printed = shell(f"amago lake sql small '{STEPS}' --output csv", Path.cwd())
+    assert printed.stdout == Path("steps.csv").read_bytes()
+    found = list(csv.DictReader(printed.stdout.decode().splitlines()))
+    assert [{name: json.loads(cell) if name != "uid" else cell for name, cell in row.items()} for row in found] == rows
+
+
 def test_columns_are_refused_where_they_cannot_go(amago: Amago, small: Path) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")
     for options, code, words in (
-        (("--to", "rows.txt"), 2, "--to writes columns, not --output text; add --output parquet, or arrow"),
+        (("--to", "rows.txt"), 2, "--to writes columns, not --output text; add --output parquet, arrow or csv"),
         (("--to", "folder", "--output", "arrow"), 1, "cannot write 'folder': a directory is there"),
         (("--to", "pipe", "--output", "parquet"), 1, "cannot write 'pipe': a pipe is there"),
         (("--to", "small/run.json/rows", "--output", "arrow"), 1, "cannot write 'small/run.json/rows'"),
