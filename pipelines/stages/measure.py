@@ -142,12 +142,12 @@ class _Opening:
         pairs = list(zip(self._seen, other._seen, strict=False))
         if len(pairs) < _LEAST_COMPARED:
             return False
-        for time, (one, two) in enumerate(pairs):
+        for number, (one, two) in enumerate(pairs):
             if one is None or two is None:
                 return one is two  # the last pair
             if not all(np.array_equal(one[0][name], two[0][name]) for name in one[0]):
                 return False
-            if time and np.array_equal(one[1], two[1]) and one[2] != two[2]:
+            if number and np.array_equal(one[1], two[1]) and one[2] != two[2]:
                 return False
         return True
 

@@ -175,7 +175,9 @@ class Quiz(gymnasium.Env):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False), ("streak", False)])
+@pytest.mark.parametrize(
+    ("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False), ("streak", False)]
+)
 def test_rewards_at_once_where_no_action_changes_what_follows(rule: str, at_once: bool) -> None:
     assert measured("tests.stages.test_make_recipe:Quiz", rule=rule).rewards_at_once == at_once
 
