@@ -159,8 +159,9 @@ class TransformerSettings(BlockSettings):
     """On queries, keys and values, while training."""
     head_scale: bool = True
     """Learn a factor for each head's output."""
-    position: Literal["sinusoid", "learned", "rope"] = "sinusoid"
-    """Encoding of the absolute time index: added sinusoid, added learned table, rotary."""
+    position: Literal["sinusoid", "learned", "rope", "both"] = "sinusoid"
+    """Encoding of the time index: sinusoid, an added one; learned, an added table; rope, rotary, which shows distances;
+    both: sinusoid and rope."""
     max_time: Positive = 1024
     """Rows of the learned table: an episode of n steps has n + 1 time indices; longer ones are refused."""
     window: Positive | None = None
@@ -176,7 +177,7 @@ class TransformerSettings(BlockSettings):
     def _heads(self) -> TransformerSettings:
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
-        if self.position == "rope" and self.d_model // self.num_heads % 2:
+        if self.position in ("rope", "both") and self.d_model // self.num_heads % 2:
             raise ValueError("rope needs an even head size (d_model / num_heads)")
         return self
 

@@ -129,7 +129,7 @@ class Transformer(SequenceEncoder):
         self.output_size = settings.d_model
         self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
         self.position: nn.Module | None = None
-        if settings.position == "sinusoid":
+        if settings.position in ("sinusoid", "both"):
             self.position = Sinusoid(settings.d_model)
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
@@ -232,7 +232,7 @@ class Transformer(SequenceEncoder):
     def _make_turn(self, time_BT: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Make the function that applies rotary positions, if the encoder has them, to queries and keys (B, H, T, Dh).
         The angles are the same for all layers."""
-        if self.settings.position != "rope":
+        if self.settings.position not in ("rope", "both"):
             return lambda q_BHTD, k_BHTD: (q_BHTD, k_BHTD)
         phase = compute_angles(time_BT, self.settings.d_model // self.settings.num_heads)[:, None]
         cos, sin = phase.cos(), phase.sin()
@@ -255,7 +255,7 @@ class QuickStep:
         self._versions = self._now()
         with torch.no_grad():
             self._layers = [_Layer(block) for block in transformer.blocks]  # type: ignore[arg-type]
-        self._rope = transformer.settings.position == "rope"
+        self._rope = transformer.settings.position in ("rope", "both")
 
     @staticmethod
     def applies(transformer: Transformer) -> bool:

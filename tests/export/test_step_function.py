@@ -37,6 +37,7 @@ LEGAL: dict[str, Space] = {"obs": Box(shape=(3,)), "legal": MultiBinary(n=4)}
 CASES: dict[str, dict[str, Any]] = {
     "transformer": {"sequence": TRANSFORMER},
     "window": {"sequence": TRANSFORMER | {"position": "rope", "window": 6, "sink": 2}},
+    "both": {"sequence": TRANSFORMER | {"position": "both"}},
     "learned": {"sequence": TRANSFORMER | {"position": "learned", "max_time": 64, "logit_clip": 5.0, "norm": "rms"}},
     "gru": {"sequence": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10}},
     "mingru": {"sequence": {"kind": "mingru", "d_model": 16, "num_layers": 2}},

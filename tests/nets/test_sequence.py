@@ -21,6 +21,7 @@ CASES = {
     "transformer-dense": TRANSFORMER | {"attention": "dense"},
     "transformer-learned": TRANSFORMER | {"position": "learned", "max_time": STEPS},
     "transformer-rope": TRANSFORMER | {"position": "rope"},
+    "transformer-both": TRANSFORMER | {"position": "both"},
     "transformer-window": TRANSFORMER | {"window": 5},
     "transformer-sink": TRANSFORMER | {"window": 4, "sink": 2},
     "transformer-banded": TRANSFORMER | {"window": 3, "sink": 1, "attention": "banded"},

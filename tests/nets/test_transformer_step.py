@@ -18,6 +18,7 @@ VARIANTS = [
     {"head_scale": False},
     {"activation": "gelu"},
     {"position": "rope"},
+    {"position": "both"},
     {"position": "learned"},
     {"window": 3, "sink": 1},
 ]

@@ -246,7 +246,9 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CHEETAH, "train.context_length", 8),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
-        (replace(CARTPOLE, rewards_at_once=True), "agent.trace", "none"),
+        (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),
+        (replace(CARTPOLE, rewards_at_once=True), "agent.gammas", []),
+        (replace(CARTPOLE, rewards_at_once=True), "train.batch_size", 24),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (LAKE, "agent.timestep.normalize", False),
         (PENDULUM, "agent.timestep.normalize", True),
@@ -258,6 +260,11 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
 def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value: object) -> None:
     rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5))[0].rows}
     assert rows[setting] == value
+
+
+def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
+    rows = {row.setting for row in chosen(replace(CARTPOLE, rewards_at_once=True), Budget(minutes=5))[0].rows}
+    assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
 
 
 def test_every_row_has_a_reason() -> None:
