@@ -227,11 +227,8 @@ class LiveTable:
         return Findings(new, rewritten, vanished, self.log.collect_news())
 
     def repeat(self, found: Findings) -> RefreshResult:
-        """Apply what another process has found, without looking for what is new."""
+        """Apply what another process has found, without listing anything, not even manifests: footers are read."""
         self._apply_log(self.log.take(found.log))
-        if not self._known and found.segments:
-            list_all(self._storage)  # a store that is not asked for all sizes at once is asked for each
-            self._manifests.load()
         self._prefetch(found.segments)
         self._learn(found.rewritten)
         self._settle()
