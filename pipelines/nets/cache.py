@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Memory(Protocol):
-    """Interface of an encoder's memory that acting needs: reset, actor by actor, by a mask of the host or the device."""
+    """Interface of an encoder's memory that acting needs: reset, actor by actor, by a mask of host or device."""
 
     def reset(self, mask_N: Tensor) -> None: ...
 

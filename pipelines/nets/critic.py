@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
-from pipelines.nets.compute import Kept
+from pipelines.nets.compute import Kept, choose_dtype
 from pipelines.nets.inputs import symexp, symlog
 
 _Grads = tuple[Tensor, Tensor]
@@ -167,11 +167,6 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addbmm_(a, b) if over_critics else total.baddbmm_(a, b)
     else:
         total += torch.bmm(a, b).sum(0, dtype=total.dtype) if over_critics else torch.bmm(a, b)
-
-
-def choose_dtype(device: torch.device) -> torch.dtype:
-    """Choose the dtype to compute products in: autocast's, where it is on."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
 
 
 class _Attach(torch.autograd.Function):

@@ -42,10 +42,10 @@ UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
-    (TRANSFORMER, "float32", (179, 2, 5, 1)),
-    (TRANSFORMER, "bf16", (244, 2, 5, 1)),
-    ({"kind": "gru"}, "bf16", (78, 1, 5, 1)),
-    ({"kind": "mamba", "num_layers": 3}, "bf16", (265, 1, 5, 1)),
+    (TRANSFORMER, "float32", (114, 1, 5, 1)),
+    (TRANSFORMER, "bf16", (140, 1, 5, 1)),
+    ({"kind": "gru"}, "bf16", (66, 1, 5, 1)),
+    ({"kind": "mamba", "num_layers": 3}, "bf16", (247, 1, 5, 1)),
 ]
 
 
