@@ -40,6 +40,7 @@ from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.nets.actor import Categorical
 from pipelines.nets.inputs import symlog, to_features
+from pipelines.nets.linear import prepare_weights
 from pipelines.nets.sequence import make_sequence_encoder
 from pipelines.nets.timestep import make_timestep_encoder
 
@@ -199,6 +200,7 @@ class Agent(nn.Module):
         """Encode a micro-batch; with seeds, by the same dropout each time."""
         if dropout_seeds is not None:
             _seed_global_generator(self.gamma_G.device, dropout_seeds[place])
+        prepare_weights(self.timestep, self.sequence, self.heads.actor)
         return self.encode(batches[place])
 
     def _loss(
@@ -314,6 +316,7 @@ class Agent(nn.Module):
         next_h_ND = index.take_after(h_BTD)
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.agent_type.critic_samples, generator)
         actor = (heads if settings.target_actor else critics).actor
+        prepare_weights(actor)
         params_NGP = actor(self._policy_rows(next_h_ND, batch, index.take_after))
         legal = self._legal_rows(batch, index.take_after)
         rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated

@@ -32,13 +32,13 @@ Counts = tuple[int, int, int, int]  # launches, waits, copies to the device, cop
 
 # By action space, agent and settings of training.
 UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
-    ("discrete", {}, {}, (757, 1, 6, 0)),
-    ("discrete", {}, BF16, (916, 1, 6, 0)),
-    ("discrete", {}, BF16 | {"packing": True}, (971, 1, 7, 0)),
-    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (4298, 1, 24, 0)),
-    ("discrete", {"kind": "multi-task"}, BF16, (927, 1, 6, 0)),
-    ("continuous", {}, BF16, (896, 1, 6, 0)),
-    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (985, 1, 6, 0)),
+    ("discrete", {}, {}, (666, 1, 6, 0)),
+    ("discrete", {}, BF16, (747, 1, 6, 0)),
+    ("discrete", {}, BF16 | {"packing": True}, (802, 1, 7, 0)),
+    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (3594, 1, 24, 0)),
+    ("discrete", {"kind": "multi-task"}, BF16, (762, 1, 6, 0)),
+    ("continuous", {}, BF16, (731, 1, 6, 0)),
+    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (820, 1, 6, 0)),
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
