@@ -195,7 +195,7 @@ class AgentPolicy:
 
     def _rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], start: np.ndarray, memory: Any) -> None:
         lengths = [len(columns[REWARD]) for columns in prefix]
-        memory.reset(torch.ones(len(prefix), dtype=torch.bool))
+        memory.reset(torch.ones(len(prefix), dtype=torch.bool, device="cpu"))
         if max(lengths) == 0:
             return
         self.agent.sequence.require_time(int((start + lengths).max()) - 1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -110,11 +111,13 @@ class SigmaLinear(nn.Module):
 
     @staticmethod
     def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
-        """Set unit vectors to the directions of `products`, which are overwritten, and return their norms."""
-        norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
-        torch._foreach_div_(products, norms)
-        torch._foreach_copy_(vectors, products)
-        return norms
+        """Set unit vectors to the directions of `products`, and return their norms."""
+        norms_L = torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12)
+        # One division of all entries: of a list, with numbers that differ in shape, it would be a kernel for each.
+        sizes = tuple(len(product) for product in products)
+        flat = torch.cat(products).div_(norms_L[_number_entries(sizes, norms_L.device)])
+        torch._foreach_copy_(vectors, flat.split(sizes))
+        return [*norms_L.unbind()]
 
     def keep_sigma(self, norm: Tensor) -> None:
         """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that
@@ -145,6 +148,12 @@ class SigmaLinear(nn.Module):
         return F.linear(x, self.weight * self.scale(), self.bias)
 
 
+@functools.lru_cache(maxsize=16)
+def _number_entries(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Number the vector of each entry, where vectors of these sizes follow each other."""
+    return torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(device)
+
+
 class _Scaled(torch.autograd.Function):
     """weight gain / sigma, sigma = <left, weight right>. By hand, the gradient takes two passes over a matrix; as torch
     composes it, it takes five."""
@@ -164,8 +173,8 @@ class _Scaled(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Where the numbers of L matrices are in one, whose R rows are W wide. A matrix has whole rows of it, and whole
+class _RowPlaces:
+    """Places of the numbers of L matrices in one, whose R rows are W wide. A matrix has whole rows of it, and whole
     blocks of `block` numbers.
 
     `layer_R`: the matrix of each row; `left_R` and `right_R`: the places of its singular vectors' entries among all
@@ -183,26 +192,27 @@ class _Layout:
 
     @classmethod
     @functools.lru_cache(maxsize=8)
-    def of(cls, shapes: tuple[tuple[int, int], ...], device: torch.device) -> _Layout:
+    def of(cls, shapes: tuple[tuple[int, int], ...], device: torch.device) -> _RowPlaces:
         """Lay out matrices of these shapes."""
         width = math.gcd(*(inputs for _, inputs in shapes))
         block = math.gcd(*(outputs * inputs for outputs, inputs in shapes))
-        lefts, rights, first_left, first_right = [], [], 0, 0
+        sizes, lefts, rights, first_left, first_right = [], [], [], 0, 0
         for outputs, inputs in shapes:
             groups = inputs // width
-            lefts.append(first_left + torch.arange(outputs).repeat_interleave(groups))
-            rights.append(first_right + torch.arange(groups).repeat(outputs))
+            sizes.append(outputs * groups)
+            lefts.append(first_left + np.repeat(np.arange(outputs), groups))
+            rights.append(first_right + np.tile(np.arange(groups), outputs))
             first_left, first_right = first_left + outputs, first_right + groups
-        number = torch.arange(len(shapes))
-        blocks = number.repeat_interleave(torch.tensor([outputs * inputs // block for outputs, inputs in shapes]))
-        indices = (
-            number.repeat_interleave(torch.tensor([len(left) for left in lefts])),
-            torch.cat(lefts),
-            torch.cat(rights),
-            number.repeat_interleave(torch.tensor([outputs for outputs, _ in shapes])),
-            (blocks == number[:, None]).float(),
+        number = np.arange(len(shapes))
+        blocks = np.repeat(number, [outputs * inputs // block for outputs, inputs in shapes])
+        arrays = (
+            np.repeat(number, sizes),
+            np.concatenate(lefts),
+            np.concatenate(rights),
+            np.repeat(number, [outputs for outputs, _ in shapes]),
+            (blocks == number[:, None]).astype(np.float32),
         )
-        return cls(width, block, *(index.to(device) for index in indices))
+        return cls(width, block, *(torch.from_numpy(array).to(device) for array in arrays))
 
 
 class _ScaledTogether(torch.autograd.Function):
@@ -216,7 +226,7 @@ class _ScaledTogether(torch.autograd.Function):
         count = len(layers)
         weights, gains, biases = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights)
-        layout = _Layout.of(shapes, weights[0].device)
+        layout = _RowPlaces.of(shapes, weights[0].device)
         flat_RW = torch.cat([weight.view(-1, layout.width) for weight in weights])
         sigma_L = torch.stack([layer.sigma() for layer in layers])
         scale_R1 = (torch.stack(gains) / sigma_L)[layout.layer_R, None]
@@ -251,12 +261,15 @@ def _cut(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 def prepare_weights(*networks: nn.Module) -> None:
     """Make the weights that the next pass of `networks`, which are on one device, computes with: cast to autocast's
-    precision, and scaled. Otherwise each layer does that by itself, as compiled networks and sharded layers do."""
-    modules = [module for each in networks if each._compiled_call_impl is None for module in each.modules()]
+    precision, and scaled. Otherwise each layer does that by itself, as on a CPU, in compiled networks, and where ranks
+    share out a layer."""
     kind = next(networks[0].parameters()).device.type
+    if kind == "cpu":  # whose time goes into passes over weights, not into calls
+        return
+    modules = [module for each in networks if each._compiled_call_impl is None for module in each.modules()]
     if torch.is_autocast_enabled(kind):
         cast_weights([each for each in modules if isinstance(each, Linear) and not ranks.is_sharded(each.weight)])
-    if kind == "cpu" or not torch.is_grad_enabled():  # a CPU's time goes into passes over weights, not into calls
+    if not torch.is_grad_enabled():
         return
     layers = [each for each in modules if isinstance(each, SigmaLinear) and not ranks.is_sharded(each.weight)]
     if layers:

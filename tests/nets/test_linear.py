@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.nets.linear import MLP, SigmaLinear, _ScaledTogether, prepare_weights, update_spectral_norms
+from pipelines.nets.compute import cast_weights
+from pipelines.nets.linear import MLP, SigmaLinear, _ScaledTogether, update_spectral_norms
 
 
 def settled(inputs=6, outputs=5):
@@ -96,7 +97,7 @@ def test_casts_of_all_layers_together_equal_autocasts_own(learns):
     with torch.set_grad_enabled(learns):
         alone = learn()
         with torch.autocast("cpu", torch.bfloat16):
-            prepare_weights(network)
+            cast_weights([network.hidden[0], network.last])
         torch.testing.assert_close(learn(), alone, rtol=0, atol=0)
         with torch.no_grad():
             network.last.weight.mul_(2)
