@@ -139,7 +139,7 @@ class AgentPolicy:
         memory = self._memories[part] if memory is None else memory
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
         if not np.all(time):
-            memory.reset(time_N == 0)
+            memory.reset(torch.from_numpy(np.asarray(time == 0)))
         columns = {name: self._tensor(observation[name]) for name in self.agent.spaces.observation}
         with autocast(self.device, self._precision):
             token_ND = self.agent.timestep(
@@ -195,7 +195,7 @@ class AgentPolicy:
 
     def _rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], start: np.ndarray, memory: Any) -> None:
         lengths = [len(columns[REWARD]) for columns in prefix]
-        memory.reset(torch.ones(len(prefix), dtype=torch.bool, device=self.device))
+        memory.reset(torch.ones(len(prefix), dtype=torch.bool, device="cpu"))
         if max(lengths) == 0:
             return
         self.agent.sequence.require_time(int((start + lengths).max()) - 1)

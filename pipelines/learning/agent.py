@@ -39,7 +39,8 @@ from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.nets.actor import Categorical
-from pipelines.nets.inputs import symlog, to_features
+from pipelines.nets.inputs import join_rows, symlog, to_features
+from pipelines.nets.linear import prepare_weights
 from pipelines.nets.sequence import make_sequence_encoder
 from pipelines.nets.timestep import make_timestep_encoder
 
@@ -177,7 +178,7 @@ class Agent(nn.Module):
                 for batch, h, generator in zip(batches, encoded, drawn_by, strict=True)
             ]
             if counted:
-                self._update_popart(torch.cat(found))
+                self._update_popart(join_rows(found))
             # An infinite target becomes NaN, so that the update is skipped whatever the loss does with large targets
             targets = [torch.add(target_NG, target_NG, alpha=0) for target_NG in found]
             states = [*encoded] if single else states
@@ -187,18 +188,20 @@ class Agent(nn.Module):
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
             steps = self.valid_steps(batch, h_BTD, actor_scale=actor_scale)
-            summed = self._loss(batch, steps, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares, entropies)
+            with self.heads.policy.share_probs():
+                summed = self._loss(batch, steps, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares, entropies)
             if self.advantage_scale is not None and place == len(batches) - 1:
-                rewards = torch.cat([each.valid.take_after(each.reward) for each in batches])
-                self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
+                rewards = join_rows([each.valid.take_after(each.reward) for each in batches])
+                self.advantage_scale.update(join_rows(squares), rewards * self.settings.reward_scale)
             if self.temperature is not None and place == len(batches) - 1:
-                self.temperature.update(torch.cat(entropies))
+                self.temperature.update(join_rows(entropies))
             yield summed
 
     def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
         """Encode a micro-batch; with seeds, by the same dropout each time."""
         if dropout_seeds is not None:
             _seed_global_generator(self.gamma_G.device, dropout_seeds[place])
+        prepare_weights(self.timestep, self.sequence, self.heads.actor)
         return self.encode(batches[place])
 
     def _loss(
@@ -233,17 +236,17 @@ class Agent(nn.Module):
         terms = [(name, term.compute(inputs), term.weight(self.settings)) for name, term in TERMS.items()]
         for place, (auxiliary, settings) in enumerate(zip(self.auxiliary, self.settings.auxiliary_losses, strict=True)):
             terms.append((f"auxiliary_loss_{place}", auxiliary(h_BTD, batch), settings.weight))
-        losses = {name: term / count for name, term, _ in terms if term is not None}
-        total = sum(weight * losses[name] for name, term, weight in terms if term is not None)
-        assert isinstance(total, Tensor)
-        metrics = self._metrics(inputs, count, {"loss": total, **losses})
+        (_, first, weight), *others = [(name, term, weight) for name, term, weight in terms if term is not None]
+        total = first if weight == 1 else weight * first
+        for _, term, weight in others:
+            total = torch.add(total, term, alpha=weight)
+        sums = {"loss": total} | {name: term for name, term, _ in terms if term is not None}
+        metrics = self._metrics(inputs, critics, count, sums)
         if critics is not None and target_NG is not None:
             metrics |= self._value_metrics(critics, target_NG, count)
-            if isinstance(self.heads, ExactHeads) and self.heads.policy.num_params > 1:
-                metrics |= self._action_metrics(inputs, critics.data.shared, count)
             if batch.importance is not None:
                 metrics["td_errors"] = self._td_errors(batch, critics, target_NG)
-        return total, metrics
+        return total / count, metrics
 
     def _entropy_weights(self) -> Tensor | float | None:
         """Return the weight of the entropy bonus, for each discount (G,) where it is adjusted; None without a bonus."""
@@ -314,6 +317,7 @@ class Agent(nn.Module):
         next_h_ND = index.take_after(h_BTD)
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.agent_type.critic_samples, generator)
         actor = (heads if settings.target_actor else critics).actor
+        prepare_weights(actor)
         params_NGP = actor(self._policy_rows(next_h_ND, batch, index.take_after))
         legal = self._legal_rows(batch, index.take_after)
         rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated
@@ -440,19 +444,22 @@ class Agent(nn.Module):
         return value / self.settings.reward_scale
 
     @torch.no_grad()
-    def _metrics(self, inputs: LossInputs, count: float, losses: Metrics) -> Metrics:
-        """Sum over the micro-batch's steps, divided by the update's `count`, for the acting discount."""
+    def _metrics(self, inputs: LossInputs, critics: CriticOutput | None, count: float, sums: Metrics) -> Metrics:
+        """Divide the sums of the losses' terms, and of figures of the acting discount, over the micro-batch's steps by
+        the update's `count`. All in a few operations, of which each would cost a device as much as a large one."""
         steps, policy = inputs.steps, self.heads.policy
         legal = None if steps.legal is None else steps.legal[:, -1]
-        entropy_N = policy.entropy(steps.params_NGP[:, -1].detach(), legal)
-        metrics = {name: loss.detach() for name, loss in losses.items()} | {
-            "entropy": entropy_N.sum() / count,
-            "log_prob": inputs.log_prob_NG[:, -1].sum() / count,
-        }
+        entropy_N = policy.entropy(steps.params_NGP, steps.legal)[:, -1]
+        by_step = {"entropy": entropy_N, "log_prob": inputs.log_prob_NG[:, -1]}
+        if isinstance(policy, Categorical) and policy.num_params > 1:
+            by_step["entropy_share"] = entropy_N / policy.max_entropy(legal)
+            if isinstance(self.heads, ExactHeads) and critics is not None:
+                by_step |= self._compare_actions(inputs, critics.data.shared, legal)
+        summed = torch.stack([*by_step.values()]).sum(1)
+        figures = torch.cat((torch.stack([*sums.values()]), summed)) / count
+        metrics = dict(zip((*sums, *by_step), figures.unbind(), strict=True))
         if self.temperature is not None:  # shares of the update add up to the weight
             metrics["entropy_weight"] = self.temperature.weight_G[-1] * (len(entropy_N) / count)
-        if isinstance(policy, Categorical) and policy.num_params > 1:
-            metrics["entropy_share"] = (entropy_N / policy.max_entropy(legal)).sum() / count
         return metrics
 
     @torch.no_grad()
@@ -476,20 +483,18 @@ class Agent(nn.Module):
         values = torch.cat((means, normalization)).flatten().unbind()
         return {f"{name}{label}": value for (name, label), value in zip(product(names, labels), values, strict=True)}
 
-    @torch.no_grad()
-    def _action_metrics(self, inputs: LossInputs, table_CNGA: Tensor, count: float) -> Metrics:
-        """As `_metrics`, from the critics' values of all actions; gap and spread in reward units."""
+    def _compare_actions(self, inputs: LossInputs, table_CNGA: Tensor, legal: Tensor | None) -> Metrics:
+        """Compare the critics' values of all actions, of the acting discount, at each step; gap and spread in reward
+        units."""
         critics, popart = self._critics()
-        steps, table_CNA = inputs.steps, table_CNGA[:, :, -1]
         scale = (popart.sigma_G[-1] if critics.normalized else 1.0) / self.settings.reward_scale
-        legal = None if steps.legal is None else steps.legal[:, -1]
         assert isinstance(inputs.policy, Categorical)
-        policy_N = inputs.policy.most_likely(steps.params_NGP[:, -1].detach(), legal)
-        best_N, gap_N, spread_N = rank_actions(table_CNA, legal)
+        policy_N = inputs.policy.most_likely(inputs.steps.params_NGP[:, -1].detach(), legal)
+        best_N, gap_N, spread_N = rank_actions(table_CNGA[:, :, -1], legal)
         return {
-            "agreement": (policy_N == best_N).sum() / count,
-            "action_gap": gap_N.sum() * scale / count,
-            "action_spread": spread_N.sum() * scale / count,
+            "agreement": (policy_N == best_N).to(gap_N.dtype),
+            "action_gap": gap_N * scale,
+            "action_spread": spread_N * scale,
         }
 
 
@@ -501,7 +506,9 @@ def rank_actions(table: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, T
     if legal is not None:
         mean = mean.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
     top, index = mean.topk(2, dim=-1)
-    gap = torch.where(top[..., 1].isfinite(), top[..., 0] - top[..., 1], 0.0)
+    gap = top[..., 0] - top[..., 1]
+    if legal is not None:
+        gap = torch.where(top[..., 1].isfinite(), gap, 0.0)
     best = index[..., 0]
     values = table.gather(-1, best[..., None].expand(*table.shape[:-1], 1))[..., 0]
     return best, gap, (values - values.mean(0)).square().mean(0).sqrt()

@@ -113,12 +113,14 @@ def actor_loss(inputs: LossInputs) -> Tensor:
     if actor_N is not None:
         weight_NG = weight_NG * actor_N[:, None]
     num_discounts = inputs.log_prob_NG.shape[1]  # sums over steps, means over discounts
-    loss = inputs.type.bc_weight * (-(weight_NG * inputs.log_prob_NG).sum() / num_discounts)
-    if (value_NG := inputs.min_q_NG) is not None:
-        if actor_N is not None:
-            value_NG = value_NG * actor_N[:, None]
-        loss = loss + inputs.type.actor_weight * (-value_NG.sum() / num_discounts)
-    return loss
+    if (value_NG := inputs.min_q_NG) is None:
+        return (weight_NG * inputs.log_prob_NG).sum() * (-inputs.type.bc_weight / num_discounts)
+    if actor_N is not None:
+        value_NG = value_NG * actor_N[:, None]
+    if inputs.type.actor_weight != 1:
+        value_NG = inputs.type.actor_weight * value_NG
+    gain_NG = torch.addcmul(value_NG, weight_NG, inputs.log_prob_NG, value=inputs.type.bc_weight)
+    return gain_NG.sum() * (-1 / num_discounts)
 
 
 def critic_loss(inputs: LossInputs) -> Tensor | None:
@@ -137,7 +139,7 @@ def entropy_loss(inputs: LossInputs) -> Tensor | None:
     entropy_NG = inputs.entropy_NG * inputs.entropy_weight_G
     if inputs.steps.actor_N is not None:
         entropy_NG = entropy_NG * inputs.steps.actor_N[:, None]
-    return -entropy_NG.sum() / entropy_NG.shape[1]
+    return entropy_NG.sum() * (-1 / entropy_NG.shape[1])
 
 
 def reference_loss(inputs: LossInputs) -> Tensor | None:
@@ -162,7 +164,8 @@ TERMS: Mapping[str, _Term] = {
 def squared_error(value: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of squared errors, each times `scale` -> (loss, its gradient with respect to `value`)."""
     error = value - target
-    return (error.square() * scale).sum(), 2 * scale * error
+    scaled = scale * error
+    return (scaled * error).sum(), 2 * scaled
 
 
 def cross_entropy(

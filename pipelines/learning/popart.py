@@ -86,7 +86,7 @@ class PopArt(nn.Module):
         self.variance_G.copy_(torch.where(usable, variance, self.variance_G))
         new_sigma = self.sigma_G
         scale, shift = sigma / new_sigma, (mu - self.mu_G) / new_sigma
-        return torch.where(first, 1.0, scale), torch.where(first, 0.0, shift)
+        return scale.masked_fill(first, 1.0), shift.masked_fill(first, 0.0)
 
 
 class AdvantageScale(nn.Module):
@@ -141,7 +141,7 @@ class AdvantageScale(nn.Module):
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
         scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
-        scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
+        scale_G = scale_G.masked_fill(self.reward_updates == 0, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
 
 

@@ -13,10 +13,11 @@ free.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from pipelines.config.model import Activation, ActorSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, make_grid
 from pipelines.nets import init
+from pipelines.nets.compute import Kept
 from pipelines.nets.inputs import to_features
 from pipelines.nets.linear import MLP
 
@@ -103,6 +105,10 @@ class Distribution(ABC):
         """Compute the entropy (...,) of actions, which a bonus raises. For Gaussians it costs several times as much as
         `entropy`, which is the one before tanh."""
         return self.entropy(params, legal)
+
+    def share_probs(self) -> contextlib.AbstractContextManager[None]:
+        """Make a context in which the terms of one loss may share what they compute of the same parameters."""
+        return contextlib.nullcontext()
 
     def divergence(self, params: Tensor, other: Distribution, others: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute the Kullback-Leibler divergence (...,) in nats of this distribution from `other`, of the same family,
@@ -399,10 +405,30 @@ class Categorical(Distribution):
         self.temperature = settings.gumbel_temperature if settings.gumbel else None
         self.noise_size = space.n if settings.gumbel else 1
         self.ceiling = settings.probability_ceiling
+        self._probs: Kept[Tensor] | None = None
         self.floor = min(settings.probability_floor, 0.1 / space.n if self.ceiling is None else 1.0)
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute probabilities (..., n)."""
+        if self._probs is None:
+            return self._compute_probs(params, legal)
+        given = [params] if legal is None else [params, legal]
+        found = self._probs.find(given)
+        if found is None:
+            found = self._compute_probs(params, legal)
+            if found.requires_grad:
+                self._probs.set(given, found)
+        return found
+
+    @contextlib.contextmanager
+    def share_probs(self) -> Iterator[None]:
+        self._probs = Kept()
+        try:
+            yield
+        finally:
+            self._probs = None
+
+    def _compute_probs(self, params: Tensor, legal: Tensor | None) -> Tensor:
         if legal is not None:
             legal = self._allow_some(legal)
             params = params.masked_fill(~legal, -torch.inf)
@@ -458,7 +484,10 @@ class Categorical(Distribution):
 
     @staticmethod
     def _softmax(logits: Tensor) -> Tensor:
-        """Compute torch's softmax over the last dimension, but several times faster where that dimension is small."""
+        """Compute a softmax over the last dimension: on a CPU several times faster than torch's where that dimension is
+        small, on devices in its one kernel."""
+        if logits.device.type != "cpu":
+            return logits.softmax(-1)
         weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
         return weights / weights.sum(-1, keepdim=True)
 

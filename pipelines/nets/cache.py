@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 class Memory(Protocol):
-    """Interface of an encoder's memory that acting needs: reset, actor by actor."""
+    """Interface of an encoder's memory that acting needs: reset, actor by actor, by a mask of host or device."""
 
     def reset(self, mask_N: Tensor) -> None: ...
 
@@ -53,7 +54,7 @@ class State:
 
     def reset(self, mask_N: Tensor) -> None:
         for tensor in self.tensors:
-            tensor[:, mask_N] = 0.0
+            tensor[:, mask_N.to(tensor.device)] = 0.0
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[State]:
@@ -84,13 +85,16 @@ class KVCache:
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.written_N = torch.zeros(num_actors, device=device, dtype=torch.int64)
+        # The host's own count, or more: reading the device's would make it wait at every step.
+        self._count_N = np.zeros(num_actors, dtype=np.int64)
         self._actors_N = torch.arange(num_actors, device=device)
         self._slots_S = torch.arange(self.capacity, device=device)
         self._first_NH = self.capacity * torch.arange(num_actors * num_heads, device=device).view(num_actors, num_heads)
 
     def reset(self, mask_N: Tensor) -> None:
         """Forget all tokens of the actors in `mask_N` (bool)."""
-        self.written_N.masked_fill_(mask_N, 0)
+        self.written_N.masked_fill_(mask_N.to(self.written_N.device), 0)
+        self._count_N[mask_N.cpu().numpy()] = 0
 
     @contextlib.contextmanager
     def at(self, actors_B: Tensor) -> Iterator[KVCache]:
@@ -113,13 +117,17 @@ class KVCache:
                 self.values[:, here],
                 self.written_N[here],
             )
+            chosen._count_N = self._count_N[here]
             yield chosen
             return
         chosen.written_N = self.written_N[actors_B]
-        used = min(int(chosen.written_N.max()) + 1, self.capacity)
+        numbers = actors_B.cpu().numpy()
+        chosen._count_N = self._count_N[numbers]
+        used = min(int(chosen._count_N.max()) + 1, self.capacity)
         chosen.keys, chosen.values = (self._take(slots, actors_B, used) for slots in (self.keys, self.values))
         yield chosen
         self.written_N[actors_B] = chosen.written_N
+        self._count_N[numbers] = chosen._count_N
         slot_B = self._find_slot(chosen.written_N - 1)
         for slots, new in ((self.keys, chosen.keys), (self.values, chosen.values)):
             slots[:, actors_B, :, slot_B] = new[:, chosen._actors_N, :, slot_B]
@@ -133,7 +141,8 @@ class KVCache:
         """Claim each actor's next slot; a full ring discards its oldest token."""
         self._slot_N = self._find_slot(self.written_N)
         self.written_N += 1
-        self._used = min(int(self.written_N.max()), self.capacity)
+        self._count_N += 1
+        self._used = min(int(self._count_N.max()), self.capacity)
         self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
 
     def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +172,8 @@ class KVCache:
     def fill(self, layer: int, k_NHTD: Tensor, v_NHTD: Tensor, lengths_N: Tensor) -> None:
         """Store the retained part of each actor's first `lengths_N` tokens; the rest of T is padding."""
         k_NHTD, v_NHTD = k_NHTD.to(self.keys.dtype), v_NHTD.to(self.values.dtype)
-        for actor, length in enumerate(lengths_N.tolist()):
+        self._count_N[:] = lengths = lengths_N.tolist()
+        for actor, length in enumerate(lengths):
             time = torch.arange(length, device=k_NHTD.device)
             time = time[(time < self.sink) | (time >= length - self.ring)]
             self.keys[layer, actor][:, self._find_slot(time)] = k_NHTD[actor, :, time]

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -22,6 +23,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Choose the dtype to compute products in: autocast's, where it is on."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
 
 
 Value = TypeVar("Value")
@@ -58,6 +64,65 @@ class Kept(Generic[Value]):
 
     def __reduce__(self) -> Any:
         return Kept, ()
+
+
+class Linear(nn.Linear):
+    """Linear layer that casts its weights to autocast's precision once, until they change, not at each use."""
+
+    def __init__(self, inputs: int, outputs: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(inputs, outputs, device=device, dtype=dtype)
+        self._casts = Kept[list[Tensor]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind, tensors = x.device.type, [self.weight, self.bias]
+        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(kind):  # a compiler fuses casts
+            return F.linear(x, *tensors)
+        if not torch.is_grad_enabled():
+            dtype = torch.get_autocast_dtype(kind)
+            return F.linear(x, *self._casts.get(tensors, lambda: [tensor.to(dtype) for tensor in tensors]))
+        casts = self._casts.find(tensors)
+        # Casts that were made without gradient serve only there.
+        learns = casts is not None and all(
+            a.requires_grad == b.requires_grad for a, b in zip(casts, tensors, strict=True)
+        )
+        return F.linear(x, *(casts if casts is not None and learns else tensors))
+
+    def keep_casts(self, casts: list[Tensor]) -> None:
+        """Keep casts of weight and bias, for as long as these do not change."""
+        self._casts.set([self.weight, self.bias], casts)
+
+
+class _Cast(torch.autograd.Function):
+    """Casts of many tensors in one kernel, and of their gradients in another."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        casts = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(casts, tensors)
+        return tuple(casts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = [grad for grad in grads if grad is not None]
+        wide = [torch.empty_like(grad, dtype=ctx.dtype) for grad in given]
+        if given:
+            torch._foreach_copy_(wide, given)
+        found = iter(wide)
+        return None, *(None if grad is None else next(found) for grad in grads)
+
+
+def cast_weights(layers: Sequence[Linear]) -> None:
+    """Cast the weights of all layers, which are on one device, to autocast's precision, where it is on. Each would
+    otherwise be a kernel, and so would its gradient."""
+    kind = layers[0].weight.device.type if layers else "cpu"
+    if not layers or not torch.is_autocast_enabled(kind):
+        return
+    tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    cast: Callable[..., tuple[Tensor, ...]] = _Cast.apply
+    casts = cast(torch.get_autocast_dtype(kind), *tensors)
+    for place, layer in enumerate(layers):
+        layer.keep_casts([*casts[2 * place : 2 * place + 2]])
 
 
 P = ParamSpec("P")

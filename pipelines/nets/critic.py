@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
-from pipelines.nets.compute import Kept
+from pipelines.nets.compute import Kept, choose_dtype
 from pipelines.nets.inputs import symexp, symlog
 
 _Grads = tuple[Tensor, Tensor]
@@ -169,9 +169,11 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += torch.bmm(a, b).sum(0, dtype=total.dtype) if over_critics else torch.bmm(a, b)
 
 
-def choose_dtype(device: torch.device) -> torch.dtype:
-    """Choose the dtype to compute products in: autocast's, where it is on."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+def make_zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Make zeros in float32 of the shapes of `tensors`, in one kernel."""
+    zeros = torch.zeros(sum(tensor.numel() for tensor in tensors), device=tensors[0].device)
+    parts = zeros.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 class _Attach(torch.autograd.Function):
@@ -219,7 +221,10 @@ class _Layers:
     def of(cls, tensors: Sequence[Tensor], dtype: torch.dtype) -> _Layers:
         """Name `tensors`, given in the order of the fields, in a precision; the last bias keeps its own."""
         *inner, last_bias = tensors
-        *inner, last_weight = [tensor.to(dtype) for tensor in inner]
+        if dtype != last_bias.dtype:  # in one kernel
+            wide, inner = inner, [torch.empty_like(tensor, dtype=dtype) for tensor in inner]
+            torch._foreach_copy_(inner, wide)
+        *inner, last_weight = inner
         depth = len(inner) // 2
         return cls(inner[:depth], inner[depth:], last_weight, last_bias)
 
@@ -312,7 +317,7 @@ class ActionValues(Ensemble):
         # Forward and backward by hand, chunk by chunk: autograd would keep the outputs of all layers, for all rows and
         # critics, until the backward.
         dtype, tensors = choose_dtype(h_ND.device), self.tensors()
-        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
+        grad_h, *grads = make_zeros([h_ND, *tensors])
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
         total = out.new_zeros(())
@@ -466,7 +471,7 @@ class ActionInput(Ensemble):
             len(self.effective_horizon_G),
             self.tensors(),
         )
-        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
+        grad_h, *grads = make_zeros([h_ND, *tensors])
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
         out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
         total = out_CGN.new_zeros(())

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from pipelines.files.checksums import Mismatch
+from pipelines.nets.compute import Linear
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 POLICY_GAIN = 0.01
@@ -76,10 +77,10 @@ def make_layer(
     return cast(_Layer, made)
 
 
-def make_linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
+def make_linear(inputs: int, outputs: int, *, gain: float | None = None) -> Linear:
     """Construct a linear layer, hidden by default, an output layer if `gain` is given."""
     fill = fill_hidden if gain is None else functools.partial(nn.init.orthogonal_, gain=gain)
-    return make_layer(nn.Linear, inputs, outputs, fill=fill)
+    return make_layer(Linear, inputs, outputs, fill=fill)
 
 
 _Network = TypeVar("_Network", bound=nn.Module)

@@ -6,6 +6,8 @@ F features of a value, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,11 @@ def to_features(value: Tensor, space: Space) -> Tensor:
             return value.float() / scale
         case Box(shape=shape):
             return value.float().flatten(value.dim() - len(shape)) if shape else value.float()[..., None]
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate rows; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def symlog(x: Tensor) -> Tensor:

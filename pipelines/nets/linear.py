@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipelines.config.model import Activation
 from pipelines.nets import init, ranks
-from pipelines.nets.compute import Kept
+from pipelines.nets.compute import Kept, Linear, cast_weights, choose_dtype
 
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "leaky-relu": nn.LeakyReLU,
@@ -55,6 +59,7 @@ class SigmaLinear(nn.Module):
         self.left: Tensor
         self.right: Tensor
         self._sigma = Kept[Tensor]()
+        self._prepared = Kept[tuple[Tensor, Tensor]]()
         if init.is_outline():
             return
         self.left = F.normalize(self.left, dim=0)
@@ -106,11 +111,13 @@ class SigmaLinear(nn.Module):
 
     @staticmethod
     def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
-        """Set unit vectors to the directions of `products`, which are overwritten, and return their norms."""
-        norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
-        torch._foreach_div_(products, norms)
-        torch._foreach_copy_(vectors, products)
-        return norms
+        """Set unit vectors to the directions of `products`, and return their norms."""
+        norms_L = torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12)
+        # One division of all entries: of a list, with numbers that differ in shape, it would be a kernel for each.
+        sizes = tuple(len(product) for product in products)
+        flat = torch.cat(products).div_(norms_L[_number_entries(sizes, norms_L.device)])
+        torch._foreach_copy_(vectors, flat.split(sizes))
+        return [*norms_L.unbind()]
 
     def keep_sigma(self, norm: Tensor) -> None:
         """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that
@@ -121,13 +128,30 @@ class SigmaLinear(nn.Module):
         """Compute gain / sigma (0-d), without gradient."""
         return self.gain.detach() / self.sigma()
 
+    def tensors(self) -> list[Tensor]:
+        """List what the scaled weight and the bias depend on."""
+        return [self.weight, self.gain, self.left, self.right, self.bias]
+
+    def keep_prepared(self, weight: Tensor, bias: Tensor) -> None:
+        """Keep the scaled weight, with gradient, for as long as what it depends on does not change."""
+        self._prepared.set(self.tensors(), (weight, bias))
+
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
+            prepared = None if torch.compiler.is_compiling() else self._prepared.find(self.tensors())
+            if prepared is not None:
+                return F.linear(x, *prepared)
             scaled: Callable[..., Tensor] = _Scaled.apply
             return F.linear(x, scaled(self.weight, self.gain, self.left, self.right, self.sigma()), self.bias)
         if x.numel() < self.weight.numel():  # fewer rows than outputs: scaling the product is cheaper
             return torch.addcmul(self.bias, F.linear(x, self.weight), self.scale())
         return F.linear(x, self.weight * self.scale(), self.bias)
+
+
+@functools.lru_cache(maxsize=16)
+def _number_entries(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Number the vector of each entry, where vectors of these sizes follow each other."""
+    return torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(device)
 
 
 class _Scaled(torch.autograd.Function):
@@ -146,6 +170,118 @@ class _Scaled(torch.autograd.Function):
         grad = grads[0].contiguous()
         grad_gain = torch.dot(grad.flatten(), weight.flatten()) / sigma
         return torch.addr(grad, left * grad_gain, right, alpha=-1).mul_(scale), grad_gain, None, None, None
+
+
+@dataclass(frozen=True)
+class _RowPlaces:
+    """Places of the numbers of L matrices in one, whose R rows are W wide. A matrix has whole rows of it, and whole
+    blocks of `block` numbers.
+
+    `layer_R`: the matrix of each row; `left_R` and `right_R`: the places of its singular vectors' entries among all
+    left entries, and all right ones in groups of W; `layer_O`: the matrix of each left entry; `share_LB`: 1 where a
+    block belongs to a matrix.
+    """
+
+    width: int
+    block: int
+    layer_R: Tensor
+    left_R: Tensor
+    right_R: Tensor
+    layer_O: Tensor
+    share_LB: Tensor
+
+    @classmethod
+    @functools.lru_cache(maxsize=8)
+    def of(cls, shapes: tuple[tuple[int, int], ...], device: torch.device) -> _RowPlaces:
+        """Lay out matrices of these shapes."""
+        width = math.gcd(*(inputs for _, inputs in shapes))
+        block = math.gcd(*(outputs * inputs for outputs, inputs in shapes))
+        sizes, lefts, rights, first_left, first_right = [], [], [], 0, 0
+        for outputs, inputs in shapes:
+            groups = inputs // width
+            sizes.append(outputs * groups)
+            lefts.append(first_left + np.repeat(np.arange(outputs), groups))
+            rights.append(first_right + np.tile(np.arange(groups), outputs))
+            first_left, first_right = first_left + outputs, first_right + groups
+        number = np.arange(len(shapes))
+        blocks = np.repeat(number, [outputs * inputs // block for outputs, inputs in shapes])
+        arrays = (
+            np.repeat(number, sizes),
+            np.concatenate(lefts),
+            np.concatenate(rights),
+            np.repeat(number, [outputs for outputs, _ in shapes]),
+            (blocks == number[:, None]).astype(np.float32),
+        )
+        return cls(width, block, *(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class _ScaledTogether(torch.autograd.Function):
+    """Weights of L layers as `_Scaled` computes them, in another precision, and their biases in that. On a device, a
+    kernel costs as much as a pass over a small matrix: here are about 20 of them, not 9 a layer.
+
+    Nothing is saved in autograd's way, which would allow one backward only."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, layers: Sequence[SigmaLinear], *tensors: Tensor) -> tuple[Tensor, ...]:
+        count = len(layers)
+        weights, gains, biases = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights)
+        layout = _RowPlaces.of(shapes, weights[0].device)
+        flat_RW = torch.cat([weight.view(-1, layout.width) for weight in weights])
+        sigma_L = torch.stack([layer.sigma() for layer in layers])
+        scale_R1 = (torch.stack(gains) / sigma_L)[layout.layer_R, None]
+        scaled_RW = torch.mul(flat_RW, scale_R1, out=flat_RW.new_empty(flat_RW.shape, dtype=dtype))
+        cast = [torch.empty_like(bias, dtype=dtype) for bias in biases]
+        torch._foreach_copy_(cast, biases)
+        ctx.layout, ctx.shapes, ctx.flat_RW, ctx.sigma_L, ctx.scale_R1 = layout, shapes, flat_RW, sigma_L, scale_R1
+        ctx.left_O = torch.cat([layer.left for layer in layers])
+        ctx.right = torch.cat([layer.right for layer in layers])
+        return *_cut(scaled_RW, shapes), *cast
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        layout, count = ctx.layout, len(ctx.shapes)
+        narrow_RW = torch.cat([grad.reshape(-1, layout.width) for grad in grads[:count]])
+        grad_RW = narrow_RW.to(ctx.flat_RW.dtype)
+        dots_B = (grad_RW * ctx.flat_RW).view(-1, layout.block).sum(1)
+        grad_gain_L = torch.mv(layout.share_LB.to(dots_B.dtype), dots_B) / ctx.sigma_L
+        left_O = ctx.left_O * grad_gain_L[layout.layer_O]
+        right_RW = ctx.right.view(-1, layout.width)[layout.right_R]
+        grad_RW = torch.addcmul(grad_RW, left_O[layout.left_R, None], right_RW, value=-1).mul_(ctx.scale_R1)
+        grad_biases = [torch.empty_like(grad, dtype=grad_RW.dtype) for grad in grads[count:]]
+        torch._foreach_copy_(grad_biases, [*grads[count:]])
+        return None, None, *_cut(grad_RW, ctx.shapes), *grad_gain_L.unbind(), *grad_biases
+
+
+def _cut(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Cut a tensor into matrices of these shapes, which share its memory."""
+    parts = flat.view(-1).split([outputs * inputs for outputs, inputs in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def prepare_weights(*networks: nn.Module) -> None:
+    """Make the weights that the next pass of `networks`, which are on one device, computes with: cast to autocast's
+    precision, and scaled. Otherwise each layer does that by itself, as on a CPU, in compiled networks, and where ranks
+    share out a layer."""
+    kind = next(networks[0].parameters()).device.type
+    if kind == "cpu":  # whose time goes into passes over weights, not into calls
+        return
+    modules = [module for each in networks if each._compiled_call_impl is None for module in each.modules()]
+    if torch.is_autocast_enabled(kind):
+        cast_weights([each for each in modules if isinstance(each, Linear) and not ranks.is_sharded(each.weight)])
+    if not torch.is_grad_enabled():
+        return
+    layers = [each for each in modules if isinstance(each, SigmaLinear) and not ranks.is_sharded(each.weight)]
+    if layers:
+        scaled: Callable[..., tuple[Tensor, ...]] = _ScaledTogether.apply
+        tensors = [
+            [layer.weight for layer in layers],
+            [layer.gain for layer in layers],
+            [layer.bias for layer in layers],
+        ]
+        made = scaled(choose_dtype(layers[0].weight.device), layers, *tensors[0], *tensors[1], *tensors[2])
+        for layer, weight, bias in zip(layers, made, made[len(layers) :], strict=False):
+            layer.keep_prepared(weight, bias)
 
 
 def update_spectral_norms(network: nn.Module) -> None:

@@ -21,7 +21,8 @@ from pipelines.config.model import TIMESTEP_ENCODERS, Activation, ImageSettings,
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
-from pipelines.nets.inputs import RunningNorm, is_finite, symlog, to_features
+from pipelines.nets.compute import Kept
+from pipelines.nets.inputs import RunningNorm, is_finite, join_rows, symlog, to_features
 from pipelines.nets.linear import MLP, make_activation
 
 _NATURE_PIXELS = 36  # minimum side for the strided kernels
@@ -180,6 +181,7 @@ class TimestepEncoder(nn.Module):
                 most = min(space.n if isinstance(space, Discrete) else max(space.nvec), most)
             self.token_encoders.append(TokenEncoder(most, settings.tokens))
         self.out = nn.LayerNorm(settings.output)
+        self._joined = Kept[Tensor]()
 
     def forward(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
@@ -225,7 +227,16 @@ class TimestepEncoder(nn.Module):
     def flat_inputs(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
-        """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F)."""
+        """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F). An update needs
+        it twice of the same columns."""
+        given = [*(observation[name] for name in self.flat), prev_action, prev_reward, time]
+        if torch.compiler.is_compiling() or not self.training or any(each.requires_grad for each in given):
+            return self._join_flat(observation, prev_action, prev_reward, time)
+        return self._joined.get(given, lambda: self._join_flat(observation, prev_action, prev_reward, time))
+
+    def _join_flat(
+        self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
+    ) -> Tensor:
         action = to_features(prev_action, self.spaces.action) * (time > 0)[..., None]
         reward = prev_reward[..., None]
         if self.settings.hide_action:
@@ -245,7 +256,7 @@ class TimestepEncoder(nn.Module):
         flat = [
             self.flat_inputs(part.observation, part.action, part.reward, part.time).flatten(0, 1) for part in tokens
         ]
-        rows_NF, real_N = torch.cat(flat), torch.cat([part.valid_rows.flatten() for part in tokens])
+        rows_NF, real_N = join_rows(flat), join_rows([part.valid_rows.flatten() for part in tokens])
         self.norm.update(rows_NF, real_N & is_finite(rows_NF).all(-1))
 
 

@@ -22,6 +22,7 @@ from pipelines.config.model import BlockSettings, FeedForwardSettings, IdentityS
 from pipelines.nets import init
 from pipelines.nets.attention import AttentionWindow, attend, attend_cached, compute_weights, dense
 from pipelines.nets.cache import KVCache, NoMemory
+from pipelines.nets.compute import Linear
 from pipelines.nets.linear import SigmaLinear, make_activation, make_norm, update_spectral_norms
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder, Stepper
@@ -89,7 +90,7 @@ class TransformerBlock(nn.Module):
         self.dropout = settings.dropout
         norm = partial(make_norm, settings.norm)
         extra: Callable[[int], nn.Module] = norm if settings.normformer else nn.Identity
-        plain = partial(init.make_layer, nn.Linear, fill=init.fill_stream)
+        plain = partial(init.make_layer, Linear, fill=init.fill_stream)
         linear = SigmaLinear if settings.sigma_reparam else plain
         if isinstance(settings, TransformerSettings):
             self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
@@ -189,9 +190,8 @@ class Transformer(SequenceEncoder):
         return self.norm(x_N1D)[:, 0]
 
     def stepper(self) -> Stepper:
-        """Make a step with scales multiplied into weights, where that is known to be faster."""
-        quick = QuickStep.applies(self) and self.embed.weight.device.type == "cpu"
-        return QuickStep(self) if quick and not torch.is_autocast_enabled("cpu") else super().stepper()
+        """Make a step with scales multiplied into weights, where that can be done."""
+        return QuickStep(self) if QuickStep.applies(self) else super().stepper()
 
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
         x_NTD = self._embed(x_NTD, time_NT)
@@ -240,11 +240,11 @@ class Transformer(SequenceEncoder):
 
 
 class QuickStep:
-    """A Transformer's `step` as a few large operations, for acting on a CPU: only what one token needs. Equal to it up
-    to rounding. Requires LayerNorm and no logit clip: see `applies`.
+    """A Transformer's `step` as a few large operations, for acting: only what one token needs. Equal to it up to
+    rounding. Requires LayerNorm and no logit clip: see `applies`.
 
-    Spectral scales, head scales and score scales are multiplied into the weights once, so this is a copy of the
-    weights: it must be remade when they change (`stale`).
+    Spectral scales, head scales and score scales are multiplied into the weights once, and cast to the precision that
+    autocast has then, so this is a copy of the weights: it must be remade when they change (`stale`).
     """
 
     def __init__(self, transformer: Transformer) -> None:
@@ -254,7 +254,10 @@ class QuickStep:
         # the weights.
         self._versions = self._now()
         with torch.no_grad():
-            self._layers = [_Layer(block) for block in transformer.blocks]  # type: ignore[arg-type]
+            weight = transformer.embed.weight
+            kind = weight.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+            self._layers = [_Layer(block, dtype) for block in transformer.blocks]  # type: ignore[arg-type]
         self._rope = transformer.settings.position in ("rope", "both")
 
     @staticmethod
@@ -274,62 +277,85 @@ class QuickStep:
         transformer = self._transformer
         x_ND = transformer._embed(x_ND[:, None], time_N[:, None])[:, 0]
         memory.begin_step()
-        mask = memory.bias()
-        n, heads = len(x_ND), memory.num_heads
         turn = transformer._make_turn(time_N[:, None])
-        for number, layer in enumerate(self._layers):
-            qkv = F.linear(layer.normalize(x_ND, layer.before_attention), *layer.qkv).view(n, 3, heads, -1)
-            q_NHD, k_NHD, v_NHD = qkv.unbind(1)
-            if self._rope:
-                q, k = turn(q_NHD[:, :, None], k_NHD[:, :, None])
-                q_NHD, k_NHD = q[:, :, 0], k[:, :, 0]
-            keys, values = memory.append_flat(number, k_NHD, v_NHD)
-            scores = torch.baddbmm(mask, q_NHD.reshape(n * heads, 1, -1), keys.transpose(1, 2))
-            mixed = torch.bmm(scores.softmax(-1), values).view(n, -1)
-            x_ND = x_ND + layer.normalize(F.linear(mixed, *layer.merge), layer.after_attention)
-            inner = F.linear(layer.normalize(x_ND, layer.before_ff), *layer.expand)
-            inner = layer.normalize(layer.activation(inner), layer.inside_ff)
-            x_ND = x_ND + F.linear(inner, *layer.contract)
-        return transformer.norm(x_ND)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            attention = self._make_attention(memory, x_ND.device)
+            for number, layer in enumerate(self._layers):
+                qkv = F.linear(layer.normalize(x_ND, layer.before_attention), *layer.qkv)
+                q_NHD, k_NHD, v_NHD = qkv.view(len(x_ND), 3, memory.num_heads, -1).unbind(1)
+                if self._rope:
+                    q, k = turn(q_NHD[:, :, None], k_NHD[:, :, None])
+                    q_NHD, k_NHD = q[:, :, 0].to(v_NHD.dtype), k[:, :, 0].to(v_NHD.dtype)
+                mixed = F.linear(attention(number, q_NHD, k_NHD, v_NHD), *layer.merge)
+                x_ND = x_ND + layer.normalize(mixed, layer.after_attention)
+                inner = layer.activation(F.linear(layer.normalize(x_ND, layer.before_ff), *layer.expand))
+                x_ND = x_ND + F.linear(layer.normalize(inner, layer.inside_ff), *layer.contract)
+            return transformer.norm(x_ND)
+
+    @staticmethod
+    def _make_attention(memory: KVCache, device: torch.device) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        """Make the function that appends a layer's keys and values (N, H, Dh) to the memory, and attends to it: to
+        (N, H Dh). A CPU multiplies matrices of all actors and heads; a device has a kernel for the whole."""
+        if device.type == "cpu":
+            mask = memory.bias()
+
+            def attend_flat(layer: int, q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor) -> Tensor:
+                keys, values = memory.append_flat(layer, k_NHD, v_NHD)
+                scores = torch.baddbmm(mask, q_NHD.reshape(len(mask), 1, -1), keys.transpose(1, 2))
+                return torch.bmm(scores.softmax(-1), values).view(len(q_NHD), -1)
+
+            return attend_flat
+        seen = memory.visible_NS[:, None, None]
+
+        def attend_at_once(layer: int, q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor) -> Tensor:
+            keys, values = memory.append(layer, k_NHD, v_NHD)
+            q_NH1D = q_NHD[:, :, None]
+            return F.scaled_dot_product_attention(q_NH1D, keys, values, attn_mask=seen, scale=1.0).view(len(q_NHD), -1)
+
+        return attend_at_once
 
 
 class _Layer:
     """A block's weights as its step uses them."""
 
-    def __init__(self, block: TransformerBlock) -> None:
+    def __init__(self, block: TransformerBlock, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         size = block.merge.weight.shape[1] // block.num_heads
-        weight, bias = self.read_affine(block.qkv)
+        weight, bias = self._read_affine(block.qkv)
         weight, bias = weight.clone(), bias.clone()
         weight[: size * block.num_heads] /= math.sqrt(size)
         bias[: size * block.num_heads] /= math.sqrt(size)
-        self.qkv = weight, bias
-        weight, bias = self.read_affine(block.merge)
+        self.qkv = weight.to(dtype), bias.to(dtype)
+        weight, bias = self._read_affine(block.merge)
         if block.head_scale is not None:
             weight = weight * block.head_scale.flatten().repeat_interleave(size)
-        self.merge = weight, bias
-        self.expand, self.contract = self.read_affine(block.expand), self.read_affine(block.contract)
+        self.merge = weight.to(dtype), bias.to(dtype)
+        weight, bias = self._read_affine(block.expand)
+        self.expand = weight.to(dtype), bias.to(dtype)
+        weight, bias = self._read_affine(block.contract)
+        self.contract = weight.to(dtype), bias.to(dtype)
         self.before_attention, self.after_attention = (
-            self.read_norm(block.before_attention),
-            self.read_norm(block.after_attention),
+            self._read_norm(block.before_attention),
+            self._read_norm(block.after_attention),
         )
-        self.before_ff, self.inside_ff = self.read_norm(block.before_ff), self.read_norm(block.inside_ff)
+        self.before_ff, self.inside_ff = self._read_norm(block.before_ff), self._read_norm(block.inside_ff)
         self.activation = block.activation
 
     @staticmethod
-    def read_affine(layer: nn.Module) -> _Affine:
+    def _read_affine(layer: nn.Module) -> _Affine:
         assert isinstance(layer, SigmaLinear | nn.Linear)
         weight = layer.weight * layer.scale() if isinstance(layer, SigmaLinear) else layer.weight
         return weight.detach(), layer.bias.detach()
 
     @staticmethod
-    def read_norm(layer: nn.Module) -> _Norm | None:
+    def _read_norm(layer: nn.Module) -> _Norm | None:
         if not isinstance(layer, nn.LayerNorm):
             return None
         return list(layer.normalized_shape), layer.weight.detach(), layer.bias.detach(), layer.eps
 
-    @staticmethod
-    def normalize(x: Tensor, norm: _Norm | None) -> Tensor:
-        return x if norm is None else torch.layer_norm(x, *norm)
+    def normalize(self, x: Tensor, norm: _Norm | None) -> Tensor:
+        """Normalise in the parameters' precision, to that of products."""
+        return (x if norm is None else torch.layer_norm(x.to(norm[1].dtype), *norm)).to(self.dtype)
 
 
 class _MemoryFree(SequenceEncoder):

@@ -32,20 +32,20 @@ Counts = tuple[int, int, int, int]  # launches, waits, copies to the device, cop
 
 # By action space, agent and settings of training.
 UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
-    ("discrete", {}, {}, (757, 1, 6, 0)),
-    ("discrete", {}, BF16, (916, 1, 6, 0)),
-    ("discrete", {}, BF16 | {"packing": True}, (971, 1, 7, 0)),
-    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (4298, 1, 24, 0)),
-    ("discrete", {"kind": "multi-task"}, BF16, (927, 1, 6, 0)),
-    ("continuous", {}, BF16, (896, 1, 6, 0)),
-    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (985, 1, 6, 0)),
+    ("discrete", {}, {}, (572, 1, 6, 0)),
+    ("discrete", {}, BF16, (645, 1, 6, 0)),
+    ("discrete", {}, BF16 | {"packing": True}, (713, 1, 7, 0)),
+    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (3204, 1, 24, 0)),
+    ("discrete", {"kind": "multi-task"}, BF16, (694, 1, 6, 0)),
+    ("continuous", {}, BF16, (680, 1, 6, 0)),
+    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (721, 1, 6, 0)),
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
-    (TRANSFORMER, "float32", (179, 2, 5, 1)),
-    (TRANSFORMER, "bf16", (244, 2, 5, 1)),
-    ({"kind": "gru"}, "bf16", (78, 1, 5, 1)),
-    ({"kind": "mamba", "num_layers": 3}, "bf16", (265, 1, 5, 1)),
+    (TRANSFORMER, "float32", (114, 1, 5, 1)),
+    (TRANSFORMER, "bf16", (140, 1, 5, 1)),
+    ({"kind": "gru"}, "bf16", (62, 1, 5, 1)),
+    ({"kind": "mamba", "num_layers": 3}, "bf16", (234, 1, 5, 1)),
 ]
 
 

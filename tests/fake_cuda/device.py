@@ -49,7 +49,7 @@ _WAITS = {
 _FREE = {
     _aten.detach.default, _aten.alias.default, _aten.lift_fresh.default, _aten.set_.source_Tensor,
     _aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default,
-    _aten.new_empty.default, _aten.new_empty_strided.default,
+    _aten.new_empty.default, _aten.new_empty_strided.default, _aten._unsafe_view.default,
 }  # fmt: skip
 
 
@@ -214,7 +214,7 @@ class FakeCuda(TorchDispatchMode):
         if func in _WAITS or (func in _INDEXING and self._waits_for_mask(func, args)):
             self.count(self.syncs)
         if is_there and not func.is_view and func not in _FREE:
-            self.launches[f"{func} {_place()}"] += 1
+            self.launches[f"{func} {_place()}"] += _count_kernels(func, args)
 
     @staticmethod
     def _waits_for_mask(func: Any, args: Any) -> bool:
@@ -227,6 +227,14 @@ class FakeCuda(TorchDispatchMode):
 
     def launch(self, kernel: str, times: int = 1) -> None:
         self.launches[f"{kernel} {_place()}"] += times
+
+
+def _count_kernels(func: Any, args: Any) -> int:
+    """Count the kernels of an operator: of one on lists, one if the lists agree in shapes, else one for each place."""
+    lists = [each for each in args if isinstance(each, list) and each and isinstance(each[0], torch.Tensor)]
+    if "_foreach" not in str(func) or all([x.shape for x in each] == [x.shape for x in lists[0]] for each in lists):
+        return 1
+    return len(lists[0])
 
 
 def _place() -> str:

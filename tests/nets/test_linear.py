@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
-from pipelines.nets.linear import MLP, SigmaLinear, update_spectral_norms
+from pipelines.nets.compute import cast_weights
+from pipelines.nets.linear import MLP, SigmaLinear, _ScaledTogether, update_spectral_norms
 
 
 def settled(inputs=6, outputs=5):
@@ -56,3 +58,47 @@ def test_the_gradient_goes_through_the_spectral_norm(rows):
 def test_mlp_without_hidden_layers_is_linear():
     layer = MLP(3, (), 2)
     torch.testing.assert_close(layer(torch.ones(1, 3)) * 2, layer(2 * torch.ones(1, 3)))
+
+
+def test_layers_that_are_scaled_together_have_the_gradients_of_each():
+    layers = [SigmaLinear(i, o).double() for i, o in ((8, 12), (8, 8), (16, 8), (8, 12))]
+    inputs = [torch.randn(5, layer.weight.shape[1], dtype=torch.float64) for layer in layers]
+    for layer in layers:
+        nn.init.normal_(layer.gain, mean=1.0, std=0.3)
+        nn.init.normal_(layer.bias)
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+
+    def learn():
+        loss = sum(layer(x).square().sum() for layer, x in zip(layers, inputs, strict=True))
+        return loss, torch.autograd.grad(loss, parameters)
+
+    apart = learn()
+    columns = zip(*((layer.weight, layer.gain, layer.bias) for layer in layers), strict=True)
+    made = _ScaledTogether.apply(torch.float64, layers, *(tensor for column in columns for tensor in column))
+    for layer, weight, bias in zip(layers, made, made[4:], strict=False):
+        layer.keep_prepared(weight, bias)
+    for _ in range(2):  # some weights serve several backward passes
+        torch.testing.assert_close(learn(), apart)
+    with torch.no_grad():
+        layers[0].gain.mul_(2)
+    assert not torch.equal(learn()[0], apart[0]), "weights that have changed are scaled again"
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_casts_of_all_layers_together_equal_autocasts_own(learns):
+    network = MLP(6, (8,), 3)
+    x = torch.randn(5, 6)
+
+    def learn():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = network(x).float().square().sum()
+        return loss, torch.autograd.grad(loss, [*network.parameters()]) if learns else None
+
+    with torch.set_grad_enabled(learns):
+        alone = learn()
+        with torch.autocast("cpu", torch.bfloat16):
+            cast_weights([network.hidden[0], network.last])
+        torch.testing.assert_close(learn(), alone, rtol=0, atol=0)
+        with torch.no_grad():
+            network.last.weight.mul_(2)
+        assert not torch.equal(learn()[0], alone[0]), "weights that have changed are cast again"

@@ -59,6 +59,19 @@ def test_gives_what_the_step_gives(options):
     torch.testing.assert_close(walk(transformer, stepper), walk(transformer, transformer.step))
 
 
+def test_casts_its_weights_once_where_the_step_would_at_each_use():
+    transformer = Transformer(WIDTH, TransformerSettings(**SMALL)).eval()
+    x_TND, time_TN = torch.randn(5, N, WIDTH), torch.arange(5)[:, None].expand(5, N)
+    found = []
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        stepper = transformer.stepper()
+        assert isinstance(stepper, QuickStep)
+        for step in (stepper, transformer.step):
+            memory = transformer.memory(num_actors=N, capacity=6, dtype=torch.bfloat16)
+            found.append(torch.stack([step(x, time, memory) for x, time in zip(x_TND, time_TN, strict=True)]))
+    torch.testing.assert_close(*found, atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("options", [{"norm": "rms"}, {"logit_clip": 5.0}], ids=str)
 def test_what_it_does_not_know_is_stepped_as_it_is(options):
     transformer = shaken(**options)
