@@ -161,7 +161,7 @@ class TransformerSettings(BlockSettings):
     """Learn a factor for each head's output."""
     position: Literal["sinusoid", "learned", "rope", "both"] = "sinusoid"
     """Encoding of the time index: sinusoid, an added one; learned, an added table; rope, rotary, which shows distances;
-    both: sinusoid and rope."""
+    both: an added sinusoid, and rotary in every other head."""
     max_time: Positive = 1024
     """Rows of the learned table: an episode of n steps has n + 1 time indices; longer ones are refused."""
     window: Positive | None = None

@@ -236,6 +236,10 @@ class Transformer(SequenceEncoder):
             return lambda q_BHTD, k_BHTD: (q_BHTD, k_BHTD)
         phase = compute_angles(time_BT, self.settings.d_model // self.settings.num_heads)[:, None]
         cos, sin = phase.cos(), phase.sin()
+        if self.settings.position == "both":
+            # Every other head finds steps by their time index alone, which a rotation would hide.
+            heads = (torch.arange(self.settings.num_heads, device=cos.device) % 2 == 0)[:, None, None]
+            cos, sin = torch.where(heads, cos, 1.0), torch.where(heads, sin, 0.0)
         return lambda q_BHTD, k_BHTD: (rotate(q_BHTD, cos, sin), rotate(k_BHTD, cos, sin))
 
 

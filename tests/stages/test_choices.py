@@ -249,6 +249,8 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),
         (replace(CARTPOLE, rewards_at_once=True), "agent.gammas", []),
         (replace(CARTPOLE, rewards_at_once=True), "train.batch_size", 24),
+        (replace(CARTPOLE, rewards_at_once=True, horizon=50), "agent.sequence.position", "both"),
+        (replace(CARTPOLE, horizon=50), "agent.sequence.position", "rope"),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (LAKE, "agent.timestep.normalize", False),
         (PENDULUM, "agent.timestep.normalize", True),
