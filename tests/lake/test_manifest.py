@@ -73,10 +73,13 @@ def manifest_files(lake: Lake) -> list[Path]:
 
 def describe(table: LiveTable) -> list[Any]:
     """All that a live table knows of its segments."""
-    return [
-        [value.tolist() if isinstance(value, np.ndarray) else value for value in dataclasses.astuple(segment)]
-        for segment in table.segments
-    ]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    return [plain(dataclasses.astuple(segment)) for segment in table.segments]
 
 
 def look(lake: Lake, *, thorough: bool = False) -> list[Any]:
