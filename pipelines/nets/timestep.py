@@ -227,12 +227,14 @@ class TimestepEncoder(nn.Module):
     def flat_inputs(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
-        """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F). An update needs
-        it twice of the same columns."""
+        """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F)."""
         given = [*(observation[name] for name in self.flat), prev_action, prev_reward, time]
-        if torch.compiler.is_compiling() or not self.training or any(each.requires_grad for each in given):
-            return self._join_flat(observation, prev_action, prev_reward, time)
-        return self._joined.get(given, lambda: self._join_flat(observation, prev_action, prev_reward, time))
+        if not torch.compiler.is_compiling() and not any(each.requires_grad for each in given):
+            found = self._joined.find(given)
+            if found is not None:
+                self._joined = Kept()  # of a large batch it would be much memory
+                return found
+        return self._join_flat(observation, prev_action, prev_reward, time)
 
     def _join_flat(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
@@ -253,10 +255,13 @@ class TimestepEncoder(nn.Module):
         with a non-finite number is left out: it would corrupt them permanently."""
         if self.norm is None:
             return
-        flat = [
-            self.flat_inputs(part.observation, part.action, part.reward, part.time).flatten(0, 1) for part in tokens
-        ]
-        rows_NF, real_N = join_rows(flat), join_rows([part.valid_rows.flatten() for part in tokens])
+        flat = [self._join_flat(part.observation, part.action, part.reward, part.time) for part in tokens]
+        if len(tokens) == 1:  # the update begins with the same columns
+            (part,) = tokens
+            given = [*(part.observation[name] for name in self.flat), part.action, part.reward, part.time]
+            self._joined.set(given, flat[0])
+        rows_NF = join_rows([each.flatten(0, 1) for each in flat])
+        real_N = join_rows([part.valid_rows.flatten() for part in tokens])
         self.norm.update(rows_NF, real_N & is_finite(rows_NF).all(-1))
 
 
