@@ -113,9 +113,12 @@ class SigmaLinear(nn.Module):
     def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
         """Set unit vectors to the directions of `products`, and return their norms."""
         norms_L = torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12)
+        if norms_L.device.type == "cpu":
+            torch._foreach_copy_(vectors, torch._foreach_div(products, [*norms_L.unbind()]))
+            return [*norms_L.unbind()]
         # One division of all entries: of a list, with numbers that differ in shape, it would be a kernel for each.
         sizes = tuple(len(product) for product in products)
-        flat = torch.cat(products).div_(norms_L[_number_entries(sizes, norms_L.device)])
+        flat = torch.cat(products).div_(norms_L.index_select(0, _number_entries(sizes, norms_L.device)))
         torch._foreach_copy_(vectors, flat.split(sizes))
         return [*norms_L.unbind()]
 
@@ -151,7 +154,7 @@ class SigmaLinear(nn.Module):
 @functools.lru_cache(maxsize=16)
 def _number_entries(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """Number the vector of each entry, where vectors of these sizes follow each other."""
-    return torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(device)
+    return torch.from_numpy(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)).to(device)
 
 
 class _Scaled(torch.autograd.Function):

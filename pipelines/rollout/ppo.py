@@ -118,9 +118,11 @@ class PPO:
             # Equal numbers of updates share the order in which steps are learned.
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # products are small: several threads would mostly wait for one another
-            for updates in np.unique(self.version[due]):
-                self._update(due[self.version[due] == updates], int(updates))
-            torch.set_num_threads(threads)
+            try:
+                for updates in np.unique(self.version[due]):
+                    self._update(due[self.version[due] == updates], int(updates))
+            finally:
+                torch.set_num_threads(threads)
             self._count[due] = 0
             self.version[due] += 1
 

@@ -88,8 +88,7 @@ def test_ranks_with_a_share_of_the_weights_do_what_one_process_does(tmp_path: Pa
         assert each["all"] == alone["numel"]
         assert each["numel"] == each["state"]
         assert each["numel"] < (1 / number + 0.1) * alone["numel"]
-        # The numbers of all rows are kept, too: much beside weights of 32 columns, little beside large ones.
-        assert each["bytes"] < (1 / number + 0.12) * alone["bytes"]
+        assert each["bytes"] < (1 / number + 0.1) * alone["bytes"]
 
 
 @pytest.mark.system
