@@ -33,8 +33,9 @@ def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[s
 
 
 def list_assignments(setting: str, value: Any) -> Iterator[str]:
-    """Yield the assignments of a setting for `--set`; a table is one of each of its keys."""
-    if isinstance(value, Mapping):
+    """Yield the assignments of a setting for `--set`; a table is one of each of its keys, an empty one replaces what is
+    there."""
+    if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from list_assignments(f"{setting}.{key}", each)
     else:
