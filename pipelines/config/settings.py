@@ -408,6 +408,9 @@ class TrainSettings(SettingsModel):
     """SQL predicate over the `trajectories` table that selects the trajectories to draw from; empty: all."""
     weight: str = ""
     """SQL expression over the same table: a trajectory's relative weight, multiplied by all other weights; empty: 1."""
+    like: str = ""
+    """RUN[@CHECKPOINT]: draw from exactly the trajectories that this checkpoint drew from, its lakes and its `where`,
+    whatever these lakes have gained since. Only for `amago train`; the number of the checkpoint is recorded."""
     relabel: ReplaySettings = ReplaySettings()
     """Relabelling on the fly, as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
@@ -481,6 +484,12 @@ class TrainSettings(SettingsModel):
             raise ValueError(
                 "relabel is not possible together with context 'history'; store the versions instead: amago relabel"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fixed_or_followed(self) -> TrainSettings:
+        if self.like and self.follow:
+            raise ValueError("like is a fixed set of trajectories, and follow would add to it: give one of them")
         return self
 
     @model_validator(mode="after")

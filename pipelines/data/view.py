@@ -128,7 +128,7 @@ class View:
     outside `selection` have weight 0. `snapshot` and `restore` rebuild the same table in another process, so that the
     same draws follow. `version` changes with the table or its weights. New trajectories have weight 0 until they are
     selected: at once, or at a later refresh where the selection is evaluated `beside` the caller. `extra` are fields of
-    the table in addition to those of `ROW`: `TASK`, `PRIORITY`.
+    the table in addition to those of `ROW`: `TASK`, `PRIORITY`. A `fixed` view has only what `restore` gives it.
     """
 
     def __init__(
@@ -140,8 +140,9 @@ class View:
         extra: tuple[tuple[str, str], ...] = (),
         listener: Listener = silent,
         verify: bool = False,
+        fixed: bool = False,
     ) -> None:
-        self.lake, self.verify = lake, verify
+        self.lake, self.verify, self.fixed = lake, verify, fixed
         self.schema: Schema = lake.schema(schema_id)
         self.selection = selection or Selection()
         self.version = 0
@@ -152,7 +153,7 @@ class View:
 
     def _clear(self) -> None:
         self.cancel()
-        self.live = LiveTable(self.lake, self._listener)
+        self.live = LiveTable(self.lake, self._listener, admitted=() if self.fixed else None)
         self.tasks: dict[tuple[str, str], int] = {}
         self._moved: set[int] = set()  # changed segments, not applied yet
         self._unselected = True  # the table has changed since the selection was evaluated
@@ -204,8 +205,9 @@ class View:
 
     @property
     def collected_steps(self) -> int:
-        """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
-        return self._collected + self.live.log.steps.total()
+        """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count. Of
+        a fixed view, those of its trajectories."""
+        return self._collected + (0 if self.fixed else self.live.log.steps.total())
 
     def uids(self) -> np.ndarray:
         """Return uids (num_trajectories,) "S16", in the table's order."""
@@ -318,14 +320,19 @@ class View:
             "trajectories": self._used,
         }
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: Mapping[str, Any], *, whole: bool = False) -> None:
         """Rebuild the view of `snapshot`, wherever its trajectories are now. InputMissing for another lake or schema; a
-        Notice if trajectories are gone."""
+        Notice if trajectories are gone, or InputMissing if it must be `whole`."""
         if (snapshot["id"], snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
+        if self.fixed:
+            self.live.admitted = frozenset(snapshot["segments"])
         self.live.restore(snapshot["segments"])
         self._take()
+        if whole and self._used != snapshot["trajectories"]:
+            gone, count = snapshot["trajectories"] - self._used, snapshot["trajectories"]
+            raise InputMissing(f"lake '{self.lake.name}' no longer has {gone} of its {count} trajectories")
         self._select()
         for id in snapshot["dropped"]:
             if self._reads([id]).any():

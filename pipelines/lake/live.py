@@ -112,6 +112,8 @@ class LiveTable:
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
     thorough: bool = False
+    admitted: Collection[str] | None = None
+    """The only segments whose trajectories are taken in, by id; those that are rewritten from them are followed."""
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -173,7 +175,7 @@ class LiveTable:
         held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
         self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
-        new = sorted(self._new - self._known)
+        new = sorted(self._new - self._known if self.admitted is None else self._new.intersection(self.admitted))
         self._prefetch(new)
         self._admit(new, patient=True)
         self._new.clear()

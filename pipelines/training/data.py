@@ -19,7 +19,7 @@ from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
-from pipelines.errors import InputMissing, StageFailed, StorageError
+from pipelines.errors import InputMissing, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, Notice, Progress
 from pipelines.lake.footer import uid_array
 from pipelines.lake.schema import Schema
@@ -66,6 +66,47 @@ class TrainingData:
             with checkpoint.understood():
                 self.mixture.restore(data["lakes"])
                 self.mixture.load_arrays({name: tensor.numpy() for name, tensor in arrays.items()})
+
+    def hold(self, snapshots: Sequence[Mapping[str, Any]]) -> None:
+        """Draw from exactly what a checkpoint of another run drew from, as its `snapshots` say.
+
+        InputMissing if some of it has expired, or if the lakes are others; UsageError if trajectories would be selected
+        in another way than then.
+        """
+        like, where, problems = self._settings.like, self._settings.where, []
+        known = {snapshot["id"]: snapshot for snapshot in snapshots}
+        others = [part.view.lake.name for part in self.mixture.parts if part.view.lake.id not in known]
+        missing = known.keys() - {part.view.lake.id for part in self.mixture.parts}
+        if others or missing:
+            said = [f"it did not draw from '{name}'" for name in others]
+            said += [f"it drew from '{known[id]['name']}', which is not given" for id in sorted(missing)]
+            raise InputMissing(f"train.like '{like}': {'; '.join(said)}", hint="leave out --from-lake, or give its lakes")
+        for part in self.mixture.parts:
+            view, snapshot = part.view, known[part.view.lake.id]
+            if where.strip() != snapshot["where"].strip():
+                raise UsageError(
+                    f"train.like '{like}': it drew where {snapshot['where'] or 'true'}, not where {where or 'true'}",
+                    hint="leave out train.where",
+                )
+            try:
+                view.restore(snapshot, whole=True)
+            except InputMissing as error:
+                problems.append(error.message)
+                continue
+            count = "select count(*) from trajectories"
+            if where and not select(view.lake, where, view.schema.id, among=view.uids()).by_row:
+                [(total,)] = query(view.lake, count)[1]
+                if total > sum(len(segment.uids) for segment in view.live.segments):
+                    raise UsageError(
+                        f"train.like '{like}': what its where selects ({where.strip()}) depends on other trajectories, "
+                        f"which lake '{view.lake.name}' has gained since",
+                        hint="choose a run without such a predicate",
+                    )
+        if problems:
+            raise InputMissing(
+                f"train.like '{like}': {'; '.join(problems)}",
+                hint="name another checkpoint; amago lake protect LAKE --snapshot RUN@CHECKPOINT keeps those of one",
+            )
 
     def prepare(self, shares: Sequence[Share], *, update: int, listener: Listener) -> None:
         """Take in what is new and draw by `shares` from now on.
@@ -177,14 +218,15 @@ def make_mixture(
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
-            asked = _LakeSelection(lake, selection, schema_id)
+            asked = _LakeSelection(lake, selection, schema_id, fixed=bool(train.like))
             selection = replace(
                 selection,
                 evaluate=partial(asked.evaluate, listener=listener),
                 extend=partial(asked.extend, listener=listener),
                 beside=asked.evaluate if train.follow else None,
             )
-        view = View(lake, schema_id, selection=selection, extra=extra, listener=listener, verify=train.verify)
+        options: dict[str, Any] = {"extra": extra, "listener": listener, "verify": train.verify}
+        view = View(lake, schema_id, selection=selection, fixed=bool(train.like), **options)
         views.append((view, share))
         if train.relabel.relabeler:
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
@@ -202,15 +244,18 @@ def make_mixture(
 
 
 class _LakeSelection:
-    """The weights that a selection gives to trajectories of one schema of a lake."""
+    """The weights that a selection gives to trajectories of one schema of a lake. `fixed`: as if the lake had only
+    those that are weighed."""
 
-    def __init__(self, lake: Lake, selection: Selection, schema_id: str) -> None:
+    def __init__(self, lake: Lake, selection: Selection, schema_id: str, *, fixed: bool = False) -> None:
         self._lake, self._where, self._weight, self._schema_id = lake, selection.where, selection.weight, schema_id
+        self._fixed = fixed
         self._by_row = False  # as of the last evaluation
 
     def evaluate(self, uids: np.ndarray, listener: Listener) -> np.ndarray:
-        """Select from the whole lake; return the weights (n,) of `uids`."""
-        found = select(self._lake, self._where, self._weight, self._schema_id, listener=listener)
+        """Select from the whole lake, or among `uids`; return the weights (n,) of `uids`."""
+        among = uids if self._fixed else None
+        found = select(self._lake, self._where, self._weight, self._schema_id, among=among, listener=listener)
         self._by_row = found.by_row
         return found.weights_of(uids)
 
