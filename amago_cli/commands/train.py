@@ -89,8 +89,8 @@ def train(
     network of that policy unless options give another; init.parts and init.strict take a part of its weights.
 
     --like begins a new run, which --run names, on the trajectories that a checkpoint of another run was trained on,
-    whatever was added to its lakes since. Other settings are those of that run unless options give others. It is refused
-    where some of these trajectories have expired. --from-lake then only says where a lake is now.
+    whatever was added to its lakes since. Other settings are those of that run unless options give others. It is
+    refused where some of these trajectories have expired. --from-lake then only says where a lake is now.
 
     Example: amago train --from-lake runs/gym-CartPole-v1 --steps 1000
 

@@ -80,7 +80,9 @@ class TrainingData:
         if others or missing:
             said = [f"it did not draw from '{name}'" for name in others]
             said += [f"it drew from '{known[id]['name']}', which is not given" for id in sorted(missing)]
-            raise InputMissing(f"train.like '{like}': {'; '.join(said)}", hint="leave out --from-lake, or give its lakes")
+            raise InputMissing(
+                f"train.like '{like}': {'; '.join(said)}", hint="leave out --from-lake, or give its lakes"
+            )
         for part in self.mixture.parts:
             view, snapshot = part.view, known[part.view.lake.id]
             if where.strip() != snapshot["where"].strip():
@@ -94,7 +96,7 @@ class TrainingData:
                 problems.append(error.message)
                 continue
             count = "select count(*) from trajectories"
-            if where and not select(view.lake, where, view.schema.id, among=view.uids()).by_row:
+            if where and not select(view.lake, where, schema_id=view.schema.id, among=view.uids()).by_row:
                 [(total,)] = query(view.lake, count)[1]
                 if total > sum(len(segment.uids) for segment in view.live.segments):
                     raise UsageError(

@@ -13,7 +13,7 @@ from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, derive, fill, segment_files
+from tests.lake.factories import IMAGES, SCHEMA, derive, fill, live_ids, segment_files
 
 
 @pytest.fixture
@@ -229,3 +229,24 @@ def test_another_process_takes_over_the_weights(lake: Lake) -> None:
             gate.finish(main)
         fill(lake, [7], seed=step + 1)
     assert main.table["weight"].tolist() == [1, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize("grace", [0, 60])
+def test_fixed_view_follows_its_trajectories_and_takes_in_no_others(lake: Lake, grace: float) -> None:
+    fill(lake, [5, 6, 7, 8], seal_every=2)
+    known = View(lake, SCHEMA.id)
+    known.refresh()
+    fill(lake, [9, 10], seed=1)
+    view = View(lake, SCHEMA.id, fixed=True)
+    view.restore(known.snapshot())
+    fill(lake, [11, 12, 13, 14], seed=2, seal_every=1)
+    compact(lake, CompactionRules(), grace_seconds=grace)
+    assert view.refresh() == 0
+    fill(lake, [15], seed=3)
+    assert view.refresh() == 0
+    assert view.uids().tolist() == known.uids().tolist()
+    assert view.table["length"].tolist() == [5, 6, 7, 8]
+    assert {segment.file for segment in view.segments} <= {*live_ids(lake)}
+    with pytest.raises(InputMissing, match="no longer has 2 of its 4 trajectories"):
+        expire(lake, RetentionLimits(where="length in (5, 8)"), grace_seconds=grace)
+        View(lake, SCHEMA.id, fixed=True).restore(known.snapshot(), whole=True)

@@ -67,11 +67,12 @@ def select(
     Both see the outcome of the whole episode in each of its pieces: "return", success, attempts, terminated, truncated.
     NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
     `schema_id`: only of this schema; `originals`: only trajectories that do not derive from others; `among`: only these
-    uids (n,) "S16". Subqueries and outcomes of episodes still see the whole lake. UsageError, with the place in the text, for anything but one expression of the right type, for reaching beyond the lake or a limit,
-    and for a weight that is not a number of at least 0.
+    uids (n,) "S16", although subqueries and outcomes of episodes see the whole lake. UsageError, with the place in the
+    text, for anything but one expression of the right type, for reaching beyond the lake or a limit, and for a weight
+    that is not a number of at least 0.
     """
-    arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
-    arguments["among"] = among
+    chosen = {"schema_id": schema_id, "originals": originals, "among": among}
+    arguments = {"where": where or "", "weight": weight or "", **chosen}
     return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
 
 
