@@ -139,7 +139,7 @@ def train(
             resumes from its newest checkpoint.
         steps: total gradient updates; `add`: this many more, at each call.
         like: RUN[@CHECKPOINT]: train a new run on exactly the trajectories that this checkpoint was trained on, with
-            the settings of that run; `from_lake` then only says where its lakes are now, or mixes them by other weights.
+            the settings of that run; `from_lake` then says where its lakes are now, or mixes them by other weights.
         settings: further values by dotted key, e.g. {"size": "tiny", "train.where": "success"}. Unlike the command,
             this chooses no network size for you: without a GPU, give a "size".
         fresh: start over instead of resuming.
