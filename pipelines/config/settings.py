@@ -236,8 +236,9 @@ class RelabelSettings(SettingsModel):
     def _copies_differ(self) -> RelabelSettings:
         if self.copies > 1 and self.relabelers == ("hindsight:final",):
             raise ValueError("'copies' of hindsight:final would all be alike; take 1, or hindsight:future or :random")
-        if self.copies > 1 and any(name.startswith("label:") for name in self.relabelers):
-            raise ValueError("'copies' of labels would all be alike; take 1")
+        for kind in ("label", "column"):
+            if self.copies > 1 and any(name.startswith(f"{kind}:") for name in self.relabelers):
+                raise ValueError(f"'copies' of {kind}s would all be alike; take 1")
         return self
 
     @model_validator(mode="after")
