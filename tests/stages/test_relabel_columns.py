@@ -133,7 +133,9 @@ def test_collector_that_shows_more_is_refused_with_the_way_out_and_then_trained_
     [(all_of_them,)] = query(Lake(lake), "select count(*) from trajectories")[1]
     train.run(tiny(env={"name": ENV, "wind": True}), run=tmp_path / "again", lakes=[(lake, 1.0)], listener=heard.append)
     [warning] = [event.text for event in heard if isinstance(event, Notice) and "lack" in event.text]
-    assert warning.startswith(f"{all_of_them - both} trajectories of lake '{lake}' lack obs.wind and are not drawn from; amago relabel")
+    assert warning.startswith(
+        f"{all_of_them - both} trajectories of lake '{lake}' lack obs.wind and are not drawn from; amago relabel"
+    )
 
 
 @pytest.mark.parametrize(
