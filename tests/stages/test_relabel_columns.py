@@ -63,13 +63,15 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_windows_of_old_and_new_trajectories(lake: Lake, compacted: bool) -> None:
+@pytest.mark.parametrize("space", [Box(shape=(2,)), Box(shape=(20, 20, 3), dtype="uint8")], ids=["small", "image"])
+def test_windows_of_old_and_new_trajectories(lake: Lake, compacted: bool, space: Box) -> None:
+    value, shape = (0.5, (2,)) if space.dtype == "float32" else (7, (20, 20, 3))
     old = fill(lake, [3, 5, 4], seed=1, seal_every=2)
-    assert add(lake, WIND)["trajectories"] == 3
-    new = fill(lake, [2, 5], seed=2, schema=WIDE)
+    assert add(lake, f"column:obs.wind:{format_type(space)}={value}")["trajectories"] == 3
+    new = fill(lake, [2, 5], seed=2, schema=Schema(SCHEMA.spaces.with_column("obs.wind", space)))
     if compacted:
         compact(lake, CompactionRules(target_bytes=1 << 30), grace_seconds=0)
-    expected = [{**columns, "obs.wind": np.full((len(columns["reward"]), 2), 0.5)} for columns in old.values()]
+    expected = [{**columns, "obs.wind": np.full((len(columns["reward"]), *shape), value)} for columns in old.values()]
     expected += list(new.values())
     windows = WindowDataset(lake.name, length=5, batch_size=64, weighting="trajectory", seed=3)
     batch = next(iter(windows))
