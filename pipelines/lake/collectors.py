@@ -5,6 +5,7 @@
     env, seed   the settings of its environment
     horizon     the episode length limit; null if unknown
     behaviour   its policy and exploration; null for `amago run`, whose run directory says more
+    learner     the settings of its learners; null for other policies
     started     when its first process started (seconds since the epoch)
     policies    policy id -> the run directory it came from ({"path", "absolute"}), null if it did not come from a run
     opponents   of a game: opponent -> the run directory it came from, likewise
@@ -70,6 +71,7 @@ class _CollectorRecord(Form):
     run: _RunPlace | None = None
     env: dict[str, Any] = Field(default_factory=dict)
     seed: int | None = None
+    learner: dict[str, Any] | None = None
     started: float | None = None
     policies: dict[str, _RunPlace | None] = Field(default_factory=dict)
     opponents: dict[str, _RunPlace | None] = Field(default_factory=dict)
@@ -93,6 +95,7 @@ def register(
     process: Mapping[str, Any],
     horizon: int | None = None,
     behaviour: Mapping[str, Any] | None = None,
+    learner: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Record the start of a process of `collector`; returns the record. Only one process at a time may have that name.
     StageFailed if the record cannot be written.
@@ -100,6 +103,7 @@ def register(
     known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
     processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
     facts = {"run": run, "env": dict(env), "seed": seed, "horizon": horizon, "behaviour": behaviour}
+    facts["learner"] = learner
     return write(lake, {**known, **facts, "processes": processes})
 
 

@@ -2,7 +2,8 @@
 
 A policy sees what the collector's `label` policy sees: the recorded observation, and the action and reward that led to
 it, with its memory over the whole episode. An expert also sees the hidden state, so the environment plays the recorded
-actions again; its labels count only if it shows exactly what was recorded.
+actions again; its labels count only if it shows exactly what was recorded. The final policy of a learning history is
+that of a learner which learns again from all of it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config.settings import LearnerSettings
 from pipelines.envs.env import Env, EnvSpec, EpisodeCounter
 from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.lake import collectors
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import ACTION, LABEL, REWARD, TERMINATED
 from pipelines.lake.spaces import Box, Spaces
+from pipelines.lake.sql.catalog import query
 from pipelines.relabelers.base import Context, Relabeler
 from pipelines.relabelers.paths import Paths
 from pipelines.rollout.environment import make_recorded_env
-from pipelines.rollout.learners import is_learner
+from pipelines.rollout.learners import HistoryLearner, find_actor, is_learner, make_learner, replay_histories
 from pipelines.rollout.policies import load_policy
 
 _ACTORS = 128  # episodes that are labelled at once
-_HINT = "give expert, RUN[@CHECKPOINT], BUNDLE or module:attr"
+_HINT = "give expert, final, RUN[@CHECKPOINT], BUNDLE or module:attr"
 
 
 def make_labels(name: str, context: Context, *, reader: Reader) -> Relabeler:
@@ -39,6 +43,8 @@ def make_labels(name: str, context: Context, *, reader: Reader) -> Relabeler:
     spaces = context.schema.spaces
     if name == "expert":
         return ExpertLabels(spaces, reader)
+    if name == "final":
+        return FinalLabels(spaces, reader)
     if is_learner(name) or name in ("", "auto", "random"):
         raise UsageError(f"label:{name}: '{name}' cannot be imitated", hint=_HINT)
     return PolicyLabels(name, spaces, context.env)
@@ -171,6 +177,67 @@ class ExpertLabels:
             wrong = np.flatnonzero(counts & differs)
             if len(wrong):
                 raise _refuse(paths, chosen[wrong[0]], f"played again, it has another '{name}' at step {t}")
+
+
+class FinalLabels:
+    """Labels of the final policy of each learning history, as in XLand-100B (Nikulin et al. 2024, arXiv
+    2406.08973): what the learner, having learned from all of the history, takes for best at every step of it.
+
+    Versions are named by the number of stored episodes of histories, so that histories which have gone on are labelled
+    again.
+    """
+
+    changes = (LABEL,)
+
+    def __init__(self, spaces: Spaces, reader: Reader) -> None:
+        self._spaces, self._reader = spaces, reader
+        self._learners: dict[str, HistoryLearner] = {}
+        text = """select collector, history, max(history_index) + 1 from trajectories
+            where history is not null and base_uid is null group by all"""
+        found = query(reader.lake, text)[1]
+        self._histories = [(collector, history) for collector, history, _ in found]
+        self.method = f"label:final@{sum(episodes for *_, episodes in found)}"
+        self.reads = (*spaces.observation, ACTION)
+
+    def relabel(self, paths: Paths) -> Paths:
+        """Add the labels, of all rows but the last of each episode. InputMissing for an episode that no learner played;
+        StageFailed if other episodes of its history have expired."""
+        labels = _make_empty(paths, self._spaces)
+        for place, uid in enumerate(hex_uids(paths.uids)):
+            facts = self._reader.row(uid)
+            collector, history = facts["collector"], facts["history"]
+            if history is None or (learner := self._find_learner(collector)) is None:
+                raise InputMissing(
+                    f"label:final: trajectory {uid} is not of a history whose learner is recorded in this lake",
+                    hint="label histories that amago collect --policy learner:NAME stored, with --where",
+                )
+            rows = slice(paths.first[place], paths.first[place] + paths.rows[place] - 1)
+            seen = {name: paths.columns[name][rows].astype(s.dtype) for name, s in self._spaces.observation.items()}
+            labels[rows] = learner.choose_best(find_actor(history, collector), seen)
+        return paths.with_columns({LABEL: labels})
+
+    def _find_learner(self, collector: str) -> HistoryLearner | None:
+        """Make the learners of a collector, one for each actor, and let them learn again; None if it had none."""
+        if collector not in self._learners:
+            lake = self._reader.lake
+            record = collectors.read(lake, collector) or {}
+            name = next(filter(is_learner, record.get("policies", {})), None)
+            if name is None or record.get("learner") is None:
+                return None
+            try:
+                settings = LearnerSettings.model_validate(record["learner"])
+                actors = {find_actor(history, collector) for at, history in self._histories if at == collector}
+            except ValueError:  # a record or a name that is not ours
+                return None
+            if actors != set(range(len(actors))):  # a foreign lake has no more learners than it has histories
+                raise StageFailed(
+                    f"label:final: lake '{lake.name}' lacks histories of '{collector}'",
+                    hint="label them in the lake that they were collected in",
+                )
+            learner = make_learner(name, self._spaces, settings, num_actors=len(actors), seed=record["seed"] or 0)
+            replay_histories(lake, collector, learner, len(actors))
+            self._learners[collector] = learner
+        return self._learners[collector]
 
 
 def _make_empty(paths: Paths, spaces: Spaces) -> np.ndarray:

@@ -26,7 +26,7 @@ PREFIX = "learner:"
 _MOST_NUMBERS = 64  # in an observation
 _MOST_BYTES = 1 << 30  # of all tables
 _FIRST_STATES = 64
-_STREAM = 5  # a stream separate from other policies with the same seed
+_STREAM, _TIES = 5, 8  # streams separate from other policies with the same seed
 
 
 @runtime_checkable
@@ -54,6 +54,9 @@ class HistoryLearner(Policy, Protocol):
         to `reward` (m,) and to `following` (m, ...). `ended` (m,) bool: nothing more is paid from there. `over` (m,)
         bool: the episode has ended, or was cut off."""
 
+    def choose_best(self, actor: int, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Choose the best actions (m, ...) for observations (m, ...), as far as the learner of `actor` knows."""
+
 
 class QLearning:
     """Tabular Q-learning (Watkins 1989): epsilon-greedy, ties broken at random, epsilon falling linearly from 1.
@@ -62,7 +65,7 @@ class QLearning:
     StageFailed if the tables outgrow a gigabyte, as they do where observations do not recur.
     """
 
-    def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> None:
+    def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int, acting: int) -> None:
         if not isinstance(spaces.action, Discrete):
             raise UsageError(
                 f"{PREFIX}q-learning needs discrete actions, not {_describe(spaces.action)}",
@@ -77,7 +80,7 @@ class QLearning:
                 )
         self._settings = settings
         self._types = {name: spaces.observation[name].dtype for name in sorted(spaces.observation)}
-        self._rng = np.random.default_rng([seed, _STREAM])
+        self._seed, self._rng = seed, np.random.default_rng([acting, _STREAM])
         self._states: dict[bytes, int] = {}
         self._values = np.zeros((num_actors, _FIRST_STATES, spaces.action.n))
         self.version = np.zeros(num_actors, dtype=np.int64)
@@ -119,6 +122,14 @@ class QLearning:
         self._values[place] += self._settings.learning_rate * error
         self.version[actors] += 1
 
+    def choose_best(self, actor: int, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+        state = self._find(observation)
+        values = self._values[actor]
+        # Ties are broken at random, but alike whenever the state is asked for.
+        order = np.random.default_rng([self._seed, _TIES]).random(values.shape)
+        best = np.where(values == values.max(axis=1, keepdims=True), order, -1.0).argmax(axis=1)
+        return np.asarray(best[state])
+
     def _find(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
         """Number observations (m, ...) by their values: (m,)."""
         columns = [np.ascontiguousarray(observation[name], dtype=dtype) for name, dtype in self._types.items()]
@@ -158,8 +169,7 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     following = np.zeros(num_actors, dtype=np.int64)
     rounds: dict[int, list[tuple[int, str, int]]] = {}
     for history, index, uid, first_step in query(lake, text)[1]:
-        actor = int(history.removeprefix(f"{collector}/").partition("/")[0])
-        rounds.setdefault(index, []).append((actor, uid, first_step))
+        rounds.setdefault(index, []).append((find_actor(history, collector), uid, first_step))
     reader = Reader(lake)
     for index, pieces in sorted(rounds.items()):
         actors, first = np.unique([actor for actor, *_ in pieces], return_index=True)
@@ -172,6 +182,11 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
             _learn_again(policy, reader, pieces)
         following[actors] = index + 1
     return following
+
+
+def find_actor(history: str, collector: str) -> int:
+    """Return the number of the actor that played a history of a collector."""
+    return int(history.removeprefix(f"{collector}/").partition("/")[0])
 
 
 def _learn_again(learner: HistoryLearner, reader: Reader, pieces: Sequence[tuple[int, str, int]]) -> None:
@@ -201,19 +216,24 @@ def is_learner(policy: str) -> bool:
     return policy.startswith(PREFIX)
 
 
-def make_learner(name: str, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> HistoryLearner:
-    """Make a learner for each actor. UsageError if there is none called `name`, or if it cannot learn in `spaces`."""
+def make_learner(
+    name: str, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int, acting: int | None = None
+) -> HistoryLearner:
+    """Make a learner for each actor. What they are at first, and the order in which they learn, follow from `seed`; the
+    actions that they draw from `acting` (None: `seed`, too). UsageError if there is none called `name`, or if it cannot
+    learn in `spaces`."""
     kind = name.removeprefix(PREFIX)
     if kind not in _LEARNERS:
         known = [f"{PREFIX}{each}" for each in _LEARNERS]
         raise UsageError(
             f"unknown learner '{name}'", hint=did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
         )
+    acting = seed if acting is None else acting
     if kind == "ppo":
         from pipelines.rollout.ppo import PPO  # torch takes a second to import
 
-        return PPO(spaces, settings, num_actors=num_actors, seed=seed)
-    return QLearning(spaces, settings, num_actors=num_actors, seed=seed)
+        return PPO(spaces, settings, num_actors=num_actors, seed=seed, acting=acting)
+    return QLearning(spaces, settings, num_actors=num_actors, seed=seed, acting=acting)
 
 
 _LEARNERS = "q-learning", "ppo"

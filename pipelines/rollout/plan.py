@@ -68,12 +68,13 @@ class RunName:
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy that any process can load by its name."""
+    """A policy that any process can load by its name. Learners begin as `seed` says, also in a collect that resumes."""
 
     name: str
     greedy: bool
     action_mask: str
     learner: LearnerSettings = field(default_factory=LearnerSettings)
+    seed: int = 0
 
     @classmethod
     def of(cls, settings: Settings, wanted: CollectSettings) -> NamedPolicy:
@@ -86,11 +87,13 @@ class NamedPolicy:
                 )
             if wanted.explore is True:
                 raise UsageError(f"'{wanted.policy}' explores by itself", hint="leave out collect.explore")
-        return cls(wanted.policy, wanted.greedy, settings.agent.action_mask, wanted.learner)
+        return cls(wanted.policy, wanted.greedy, settings.agent.action_mask, wanted.learner, settings.seed)
 
     def __call__(self, env: Env, seed: int) -> Acting:
         if is_learner(self.name):
-            learner = make_learner(self.name, env.spec.spaces, self.learner, num_actors=env.num_envs, seed=seed)
+            learner = make_learner(
+                self.name, env.spec.spaces, self.learner, num_actors=env.num_envs, seed=self.seed, acting=seed
+            )
             return Acting(policy=learner, policy_id=self.name, version=0)
         return load_policy(self.name, env, seed=seed, greedy=self.greedy, action_mask=self.action_mask)
 
@@ -244,6 +247,7 @@ class CollectionPlan:
 
     def describe(self, run: KnownRun | None, horizon: int | None) -> dict[str, Any]:
         """Describe the collector for its record in the lake."""
+        wanted = self.settings.collect
         return {
             "run": None if run is None else collectors.place(run.path) | {"id": run.identity},
             "env": self.settings.env.model_dump(mode="json"),
@@ -251,6 +255,7 @@ class CollectionPlan:
             "process": describe_process(),
             "horizon": horizon,
             "behaviour": self.behaviour,
+            "learner": wanted.learner.model_dump(mode="json") if is_learner(wanted.policy) else None,
         }
 
 

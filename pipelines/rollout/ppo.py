@@ -32,7 +32,7 @@ class PPO:
     UsageError for other actions, and for observations of many numbers.
     """
 
-    def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int) -> None:
+    def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int, acting: int) -> None:
         action = spaces.action
         if not isinstance(action, Discrete | Box):
             raise UsageError(
@@ -48,7 +48,7 @@ class PPO:
                 hint="choose an environment with smaller observations",
             )
         self._action, self._settings, self._seed = action, settings.ppo, seed
-        self._rng = np.random.default_rng([seed, _STREAM])
+        self._rng = np.random.default_rng([acting, _STREAM])
         self.version = np.zeros(num_actors, dtype=np.int64)
         self.epsilon = np.zeros(num_actors)  # exploration is the policy's own
         outputs = action.n if isinstance(action, Discrete) else action.flat_size
@@ -85,13 +85,7 @@ class PPO:
         prev_reward: np.ndarray,
         time: np.ndarray,
     ) -> np.ndarray:
-        hidden = self._flatten(observation)[:, None]
-        for number in range(
-            len(self._settings.hidden) + 1
-        ):  # by numpy, which has no threads to wake for a small product
-            kernel, bias = (each.numpy() for each in self._weights[2 * number : 2 * number + 2])
-            hidden = (np.tanh(hidden) if number else hidden) @ kernel + bias
-        output = hidden[:, 0]
+        output = self._compute(self._flatten(observation)[:, None])[:, 0]
         if isinstance(self._action, Discrete):
             return np.asarray((output + self._rng.gumbel(size=output.shape)).argmax(axis=1))
         drawn = output + np.exp(self._weights[-1][:, 0].numpy()) * self._rng.normal(size=output.shape)
@@ -125,6 +119,19 @@ class PPO:
                 torch.set_num_threads(threads)
             self._count[due] = 0
             self.version[due] += 1
+
+    def choose_best(self, actor: int, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+        output = self._compute(self._flatten(observation)[None], slice(actor, actor + 1))[0]
+        if isinstance(self._action, Discrete):
+            return np.asarray(output.argmax(axis=1))
+        return np.asarray(output.clip(-1.0, 1.0).reshape(len(output), *self._action.shape), dtype=np.float32)
+
+    def _compute(self, hidden: np.ndarray, actors: slice = slice(None)) -> np.ndarray:
+        """Run the policies of `actors` on (m, B, D), by numpy, which has no threads to wake for a small product."""
+        for number in range(len(self._settings.hidden) + 1):
+            kernel, bias = (each.numpy()[actors] for each in self._weights[2 * number : 2 * number + 2])
+            hidden = (np.tanh(hidden) if number else hidden) @ kernel + bias
+        return hidden
 
     def _flatten(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
         """Join the columns of observations (m, ...) as numbers (m, D), choices as indicators."""

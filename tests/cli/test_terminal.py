@@ -77,6 +77,7 @@ def test_a_run_on_a_terminal_keeps_its_evaluations_as_lines(tmp_path: Path) -> N
     assert found[-1] == "next: amago watch runs/short"
 
 
+@pytest.mark.full
 def test_an_episode_is_played_in_place_and_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(RECIPE)
     options = [word for assignment in TINY for word in ("--set", assignment)]

@@ -259,6 +259,7 @@ def test_other_memories_are_shown_step_by_step(browser: Browser, tmp_path: Path,
         assert found.accessibility_problems(least="moderate") == []
 
 
+@pytest.mark.full
 def test_an_erased_state_has_no_effect_on_the_next_action(browser: Browser, tmp_path: Path) -> None:
     page = opened(browser, untrained(STATES, tmp_path / "page.html")).page
     page.check("#forget")

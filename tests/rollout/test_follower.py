@@ -177,7 +177,7 @@ train.run(settings, run=home / "t", lakes=[Source(home / "c" / "lake")])
 """
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_two_processes_feed_each_other(tmp_path: Path) -> None:
     """A trainer that waits for experience, and a collector that waits for nothing, both begun with nothing there."""
     trainer = subprocess.Popen([sys.executable, "-c", _TRAIN, str(tmp_path)], cwd=Path(__file__).parents[2])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pipelines.config.settings import LearnerSettings, PPOSettings, Settings
+from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
@@ -19,6 +20,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout import learners
 from pipelines.rollout.learners import QLearning, make_learner, replay_histories
+from pipelines.rollout.plan import NamedPolicy
 from pipelines.rollout.ppo import PPO
 from pipelines.stages import collect
 
@@ -68,7 +70,7 @@ def test_every_actor_learns_as_the_textbook_says() -> None:
 
 def test_exploration_falls_with_the_updates_of_each_actor() -> None:
     settings = LearnerSettings(epsilon_last=0.2, epsilon_steps=10)
-    learner = QLearning(SPACES, settings, num_actors=3, seed=0)
+    learner = QLearning(SPACES, settings, num_actors=3, seed=0, acting=0)
     rng = np.random.default_rng(0)
     for _ in range(5):
         one = observe(rng, 1)
@@ -95,12 +97,14 @@ def test_exploration_falls_with_the_updates_of_each_actor() -> None:
 )
 def test_what_cannot_learn_is_refused(name: str, spaces: Spaces, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make_learner(name, spaces, GREEDY, num_actors=1, seed=0)
+        make_learner(name, spaces, GREEDY, num_actors=1, seed=0, acting=0)
 
 
 def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "_MOST_BYTES", 1 << 14)
-    learner = QLearning(Spaces(observation={"x": Box(shape=(1,))}, action=Discrete(n=2)), GREEDY, num_actors=1, seed=0)
+    learner = QLearning(
+        Spaces(observation={"x": Box(shape=(1,))}, action=Discrete(n=2)), GREEDY, num_actors=1, seed=0, acting=0
+    )
     steps = ({"x": np.array([[value]], "f4")} for value in range(5000))
     with pytest.raises(StageFailed, match="have outgrown"):
         [learner.act(step, np.zeros(1), np.zeros(1), np.zeros(1)) for step in steps]
@@ -171,7 +175,7 @@ def test_every_actor_follows_ppo_as_written_out(action: Discrete | Box) -> None:
     """Whichever other actors have a step at the same time, and through two updates."""
     chosen = PPOSettings(steps=16, batch_size=8, passes=2, learning_rate=0.01, hidden=(5,))
     spaces = Spaces(observation={"cell": Discrete(n=6), "place": Box(shape=(2,))}, action=action)
-    learner = PPO(spaces, LearnerSettings(ppo=chosen), num_actors=3, seed=4)
+    learner = PPO(spaces, LearnerSettings(ppo=chosen), num_actors=3, seed=4, acting=4)
     expected = [WrittenOutPPO([each[actor] for each in learner._weights], chosen) for actor in range(3)]
     rng, last = np.random.default_rng(0), observe(np.random.default_rng(1), 3)
     kept: list[list[tuple[Any, ...]]] = [[], [], []]
@@ -205,16 +209,17 @@ def test_every_actor_follows_ppo_as_written_out(action: Discrete | Box) -> None:
         torch.testing.assert_close([each[actor] for each in learner._weights], written, rtol=0, atol=1e-3)
 
 
-def rooms(steps: int, **table: Any) -> Settings:
+def rooms(steps: int, *, seed: int = 0, **table: Any) -> Settings:
     room = {"name": "dark-room", "size": 3, "attempts": 1, "attempt_steps": 5}
     own = {"tasks": GOALS, "copies": 2, "steps": steps, "policy": "learner:q-learning", **table}
-    return Settings.model_validate({"env": room, "collect": own})
+    return Settings.model_validate({"env": room, "collect": own, "seed": seed})
 
 
-def learn_from(lake: Lake) -> dict[str, TextbookQ]:
+def learn_from(lake: Lake, where: str = "true") -> dict[str, TextbookQ]:
     """What each history teaches the textbook's learner."""
     reader, taught = Reader(lake), dict[str, TextbookQ]()
-    for uid, history in query(lake, "select uid, history from trajectories order by history_index, first_step")[1]:
+    text = f"select uid, history from trajectories where {where} order by history_index, first_step"
+    for uid, history in query(lake, text)[1]:
         columns = reader.read(uid).columns
         learner = taught.setdefault(history, TextbookQ(LearnerSettings(), 5))
         for t in range(len(columns["reward"]) - 1):
@@ -283,6 +288,18 @@ def test_a_resumed_ppo_has_the_weights_that_its_histories_teach(tmp_path: Path) 
     assert isinstance(one_by_one, PPO)
     assert again.version.tolist() == one_by_one.version.tolist() == [100 // 16] * 6
     torch.testing.assert_close(again._weights, one_by_one._weights)
+
+
+def test_a_resumed_ppo_begins_with_the_same_weights_and_draws_other_actions() -> None:
+    env = make("dark-room", num_envs=4, seed=0)
+    named = NamedPolicy.of(rooms(100, policy="learner:ppo", seed=3), rooms(100, policy="learner:ppo").collect)
+    first, resumed = (named(env, seed).policy for seed in (1, 2))
+    assert isinstance(first, PPO)
+    assert isinstance(resumed, PPO)
+    torch.testing.assert_close(first._weights, resumed._weights, rtol=0, atol=0)
+    seen = env.reset()
+    acted = [[each.act(seen, *[np.zeros(4)] * 3).tolist() for _ in range(20)] for each in (first, resumed)]
+    assert acted[0] != acted[1]
 
 
 def test_a_learner_whose_episodes_have_gone_is_not_resumed(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_collectors_killed_at_ten_moments_lose_nothing_that_was_acknowledged(tmp
     survives_a_killed_collector(tmp_path / "run", kills=10, seed=1)
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_collectors_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     survives_a_killed_driver(tmp_path / "run", kills=1, seed=2)
 

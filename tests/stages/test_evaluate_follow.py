@@ -66,7 +66,7 @@ def test_a_collector_in_the_run_does_not_keep_it_waiting(trained: Path, monkeypa
     evaluate.follow(tiny(), path=trained, listener=training)
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_it_ends_with_a_training_in_another_process(trained: Path) -> None:
     before = list_checkpoints(trained / "checkpoints")[-1]
     amago, run = [sys.executable, "-m", "amago_cli"], str(trained)

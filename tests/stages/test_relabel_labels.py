@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config.settings import Settings
-from pipelines.errors import InputMissing, UsageError
+from pipelines.config.settings import LearnerSettings, Settings
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.copying import copy
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader, join_pieces
 from pipelines.lake.schema import LABEL, Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.rollout.learners import make_learner, replay_histories
 from pipelines.stages import collect, relabel, train
+from tests.rollout.test_learners import learn_from
 from tests.stages.recipes import tiny
 
 ROOM = {"name": "dark-room", "size": 5, "attempts": 2, "attempt_steps": 7}
@@ -192,6 +195,72 @@ def test_collecting_goes_on_without_labels_alone(tmp_path: Path) -> None:
         collect.run(settings(collect={"label": "expert", "steps": 300}), lake=place)
     collect.run(settings(seed=1), lake=place)
     assert label(place, "expert")["trajectories"] > 0
+
+
+HISTORIES = {"tasks": 3, "copies": 2, "steps": 840, "actors": "auto"}
+
+
+def test_final_labels_are_what_the_whole_history_teaches(tmp_path: Path) -> None:
+    """As the textbook's Q-learning, one history at a time."""
+    place = tmp_path / "lake"
+    for steps in (420, 840):
+        wanted = {**HISTORIES, "policy": "learner:q-learning", "steps": steps, "chunk_steps": 5}
+        collect.run(tiny(env={**ROOM, "attempts": 1}, collect=wanted), lake=place)
+    assert label(place, "final")["trajectories"] == 240  # pieces
+    lake = Lake(place)
+    taught, reader, untied = learn_from(lake, where="base_uid is null"), Reader(lake), 0
+    for uid, history in query(lake, "select uid, history from trajectories where base_uid is not null")[1]:
+        columns = reader.read(uid).columns
+        for t in range(len(columns["reward"]) - 1):
+            best = taught[history].best(tuple(columns["obs"][t].tolist()))
+            assert int(columns[LABEL][t]) in best
+            untied += len(best) == 1
+    assert untied > 100
+    methods = "select distinct relabel_method from trajectories where base_uid is not null"
+    assert query(lake, methods)[1] == [("label:final@120/0",)]
+    assert label(place, "final")["trajectories"] == 0
+
+
+def test_final_labels_of_networks_are_their_likeliest_actions(tmp_path: Path) -> None:
+    place, chosen = tmp_path / "lake", {"ppo": {"steps": 32, "learning_rate": 0.02}}
+    wanted = {**HISTORIES, "policy": "learner:ppo", "learner": chosen}
+    collect.run(tiny(env={**ROOM, "attempts": 1}, collect=wanted, seed=5), lake=place)
+    label(place, "final")
+    lake = Lake(place)
+    (collector,) = query(lake, "select distinct collector from trajectories")[1][0]
+    learner = make_learner(
+        "learner:ppo", lake.only_schema().spaces, LearnerSettings.model_validate(chosen), num_actors=6, seed=5
+    )
+    replay_histories(lake, collector, learner, 6)
+    drawn, labels = [], []
+    for uid, history in query(lake, "select uid, history from trajectories where base_uid is not null")[1]:
+        columns = Reader(lake).read(uid).columns
+        for t in range(len(columns["reward"]) - 1):
+            seen = {"obs": np.repeat(columns["obs"][t : t + 1], 6, axis=0)}
+            acted = [learner.act(seen, *[np.zeros(6)] * 3)[int(history.split("/")[1])] for _ in range(20)]
+            drawn.append(np.bincount(acted, minlength=5))
+            labels.append(int(columns[LABEL][t]))
+    counts = np.array(drawn)
+    assert counts[np.arange(len(labels)), labels].sum() > counts.mean() * len(labels) * 1.2
+    assert (counts.sum(0).argmax() == np.array(labels)).mean() < 1
+
+
+@pytest.mark.parametrize("policy", ["random", POLICY])
+def test_final_labels_need_learners(tmp_path: Path, policy: str) -> None:
+    collect.run(tiny(env=ROOM, collect={**HISTORIES, "policy": policy}), lake=tmp_path / "lake")
+    with pytest.raises(InputMissing, match="not of a history whose learner is recorded"):
+        label(tmp_path / "lake", "final")
+
+
+def test_final_labels_need_all_histories(tmp_path: Path) -> None:
+    place = tmp_path / "lake"
+    collect.run(tiny(env=ROOM, collect={**HISTORIES, "policy": "learner:q-learning"}), lake=place)
+    expire(Lake(place), RetentionLimits(where="history like '%/0/%'"))
+    with pytest.raises(StageFailed, match="lacks histories of"):
+        label(place, "final")
+    expire(Lake(place), RetentionLimits(where="history_index = 0"))
+    with pytest.raises(StageFailed, match=r"lacks histories of|have gone from lake"):
+        label(place, "final")
 
 
 def test_episodes_that_are_not_played_again_exactly_are_refused(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_signal_while_steps_are_collected_stores_them_and_ends_all_ranks(tmp_p
     assert steps_of(run) > 0
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_a_signal_in_training_saves_that_update_and_the_chain_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(recipe(tmp_path / "long.toml", epochs=1, train=LONG), run, "--ranks", "2") as process:
@@ -198,7 +198,7 @@ def test_a_chain_whose_ranks_are_killed_and_restarted_ends_as_planned(tmp_path: 
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_what_rank_0_refuses_ends_all_and_is_reported_once(tmp_path: Path) -> None:
     file, run = recipe(tmp_path / "recipe.toml"), tmp_path / "run"
     done = call(file, run, "--ranks", "3")

@@ -258,7 +258,7 @@ def test_cpu_seconds_of_a_process_include_those_of_its_children():
     assert own.tree_cpu_seconds(child.pid) == 0
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_benchmark_runs_amago_for_seconds(tmp_path):
     results = tmp_path / "results.jsonl"
     words = ["benchmarks/general.py", "run", "--task", "cartpole", "--agent", "amago", "--seconds", "12"]

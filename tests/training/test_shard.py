@@ -99,7 +99,7 @@ def test_every_way_of_drawing_works_on_two_hosts_and_resumes(tmp_path: Path, lak
     assert one == other
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_a_launcher_that_does_not_name_hosts_is_refused(tmp_path: Path, lake: Path) -> None:
     first, _ = on_two_hosts(lake, tmp_path / "run", without="LOCAL_WORLD_SIZE")
     assert first.returncode == 2

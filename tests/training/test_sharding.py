@@ -91,7 +91,7 @@ def test_ranks_with_a_share_of_the_weights_do_what_one_process_does(tmp_path: Pa
         assert each["bytes"] < (1 / number + 0.1) * alone["bytes"]
 
 
-@pytest.mark.system
+@pytest.mark.full
 @pytest.mark.parametrize(
     "steps",
     [

@@ -62,7 +62,7 @@ def test_mistakes_are_reported_before_anything_runs(amago: Amago) -> None:
     assert not Path("runs").exists()
 
 
-@pytest.mark.system
+@pytest.mark.full
 def test_a_sweep_that_was_killed_resumes_by_the_same_command(amago: Amago) -> None:
     recipe(epochs=12)
     words = ["sweep", "tiny.toml", "--vary", "train.batch_size=4,8", "--seeds", "1", "--jobs", "2", "--run", "sweep"]

@@ -42,7 +42,7 @@ def test_without_optuna_the_extra_is_named(amago: Amago, monkeypatch: pytest.Mon
     assert 'pip install "amago[tune]"' in missing.err
 
 
-@pytest.mark.system
+@pytest.mark.full
 @pytest.mark.usefixtures("tiny")
 def test_real_runs_are_tuned_and_the_best_is_a_recipe(amago: Amago) -> None:
     pytest.importorskip("optuna")

@@ -21,7 +21,9 @@ NOOP, FIRE = 0, 1
 
 
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("name", "options"), [("atari-pong", SHORT), ("atari-multi", MULTI)])
+@pytest.mark.parametrize(
+    ("name", "options"), [("atari-pong", SHORT), pytest.param("atari-multi", MULTI, marks=pytest.mark.full)]
+)
 def test_atari_keeps_the_contract(check, name, options):
     sizes = {"count": 4} if "count" in check.__kwdefaults__ else {"num_envs": 2}
     if "steps" in check.__kwdefaults__:

@@ -203,6 +203,7 @@ def test_a_ruleset_is_played_as_the_package_plays_it(params):
     assert ends >= 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_cells_alone_keep_the_contract(check):
     check("xland", params={**FEW, "cells_only": True})
