@@ -105,13 +105,15 @@ class LiveTable:
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
     segments to look at, by id; the footers of others are not read. `thorough`: read every footer itself, where others
     believe manifests, and the log at every refresh, where others read that of an object store at every other one;
-    maintenance rests on both.
+    maintenance rests on both. `observe` is called with the id and the footer of each segment that is read: decoding it
+    again would cost as much as all the rest.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
     thorough: bool = False
+    observe: Callable[[str, Footer], None] = lambda id, footer: None
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -127,7 +129,6 @@ class LiveTable:
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
         self._rewritten: dict[str, Footer] = {}  # of this refresh
-        self._opened = ""  # that of them whose trajectories were taken in last
         self._lost = False  # one of them was gone
         self.files: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
         self._settling: set[str] = set()  # hidden files that still have numbers
@@ -186,7 +187,6 @@ class LiveTable:
     def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
         self._manifests.clear()
-        self._opened = ""
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
         changed = tuple(sorted(number for number in self._changed if number < before))
@@ -259,9 +259,13 @@ class LiveTable:
                 if not self.files.get(id):  # taken in again, as if it was new
                     self._known.discard(id)
                     self._new.add(id)
-            dead = self.log.find_dead(id) if self.files.get(id) else np.zeros(0, "S16")
-            for segment in (self.segments[number] for number in self.files.get(id, ())) if len(dead) else ():
-                self._reduce(segment, ~contains(dead, segment.uids))
+            segments = [self.segments[number] for number in self.files.get(id, ())]
+            dead = self.log.find_dead(id) if segments else np.zeros(0, "S16")
+            if len(dead):  # one search for all: a merged file has many segments
+                alive = ~contains(dead, np.concatenate([segment.uids for segment in segments]))
+                ends = np.cumsum([len(segment.uids) for segment in segments])
+                for segment, keep in zip(segments, np.split(alive, ends[:-1]), strict=True):
+                    self._reduce(segment, keep)
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read the footers of the segments among `ids` that were rewritten from others."""
@@ -274,7 +278,7 @@ class LiveTable:
                 self._lost |= id not in self.unreadable
                 self._review(self.log.ignore(id) if id in self.unreadable else ())
                 continue
-            self._rewritten[id] = replace(footer)  # without the decoded table
+            self._rewritten[id] = footer
             self._findings[0].append(id)
             self._where.update(dict.fromkeys(footer.replaces, id))
 
@@ -372,18 +376,21 @@ class LiveTable:
                 if self.log.hides(file):
                     self._hidden.add(file)
                     continue
-                if self._opened not in (file, ""):  # forget its decoded tables, as large as all its uids and texts
-                    self._rewritten[self._opened] = replace(self._rewritten[self._opened])
-                self._opened = file if file in self._rewritten else ""
                 footer = self._rewritten.get(file) or self._footer(file)
                 self._known.add(id)
                 if footer is None:
                     continue
                 if footer.is_overlay:
-                    overlays[id] = replace(footer)
+                    overlays[id] = footer
                     continue
+                if footer.replaces and id == file:  # the segments it was rewritten from came first: is there more?
+                    full, segments, count = segments, [], 0
+                    self._add(full)
+                    taken = sum(len(self.segments[number].uids) for number in self.files.get(id, ()))
+                    if taken == np.count_nonzero(self.log.select_live(id, footer.places.uids)):
+                        continue
                 places = self._take_part(id, footer)
-                segments.append((id, replace(footer, packed=b""), places))
+                segments.append((id, footer, places))
                 count += len(places.uids)
                 if count >= _TOGETHER:
                     full, segments, count = segments, [], 0
@@ -492,8 +499,9 @@ class LiveTable:
                 self.listed_rows[id] = listed.header["rows"]
                 return listed
             footer = read_footer(self._storage, id)
-            _ = footer.places
-            return footer
+            places = footer.places
+            self.observe(id, footer)
+            return Footer.of_places(footer.header, footer.path, places)
         except FileNotFoundError:  # expired or rewritten since it was listed: the next refresh finds out
             self.look_back()
         except AmagoError as error:
