@@ -42,8 +42,9 @@ def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.nda
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64, `length` (n,) u4 (actions) and
-    `first_step` (n,) u4, the time of row 0 in its episode; `episode` as of `Footer.episodes`.
+    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) u4, or int64 in a file of more rows, `length`
+    (n,) u4 (actions) and `first_step` (n,) u4, the time of row 0 in its episode (None: 0 for all); `episode` as of
+    `Footer.episodes`.
 
     `id` is the name under which they were first seen here; their rows are in the file of segment `file`, which changes
     when they are rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number (index in
@@ -60,7 +61,7 @@ class Segment:
     uids: np.ndarray
     row0: np.ndarray
     length: np.ndarray
-    first_step: np.ndarray
+    first_step: np.ndarray | None
     bases: tuple[np.ndarray, np.ndarray] | None = None
     episode: np.ndarray | None = None
 
@@ -75,8 +76,14 @@ class Segment:
     def only(self, keep: np.ndarray) -> Segment:
         """Return the segment with some of its trajectories; `keep` is a mask or an index."""
         bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
-        own = {name: getattr(self, name)[keep] for name in ("uids", "row0", "length", "first_step")}
-        return replace(self, **own, bases=bases, episode=None if self.episode is None else self.episode[keep])
+        names = ("uids", "row0", "length", "first_step", "episode")
+        own = {name: values[keep] for name in names if (values := getattr(self, name)) is not None}
+        return replace(self, **own, bases=bases)
+
+
+def _narrow(rows: np.ndarray) -> np.ndarray:
+    """Return row numbers (n,) as u4 if they fit."""
+    return rows.astype(np.uint32) if rows.max(initial=0) < 2**32 else rows
 
 
 class Findings(NamedTuple):
@@ -321,7 +328,7 @@ class LiveTable:
         self._dropped.append(old.uids[~keep])
         new = old.only(keep)
         if file is not None and row0 is not None:
-            new = replace(new, file=file, row0=row0)
+            new = replace(new, file=file, row0=_narrow(row0))
         self.segments[old.number] = new
         self._changed.add(old.number)
         if old.number not in self._derived:
@@ -438,9 +445,9 @@ class LiveTable:
                 is_overlay=footer.is_overlay,
                 columns=footer.columns,
                 uids=places.uids,
-                row0=places.row0,
+                row0=_narrow(places.row0),
                 length=places.length,
-                first_step=places.first_step,
+                first_step=places.first_step if places.first_step.any() else None,
                 bases=bases,
                 episode=places.episode,
             )
