@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
-_TOGETHER = 1 << 18  # trajectories that are added at once: looking up uids costs less, and memory 32 B for each
+_TOGETHER = 1 << 20  # trajectories that are added at once: looking up uids costs less, and memory 32 B for each
 
 
 def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.ndarray:
