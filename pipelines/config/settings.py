@@ -317,7 +317,8 @@ class CollectSettings(SettingsModel):
     learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
     """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
-    """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
+    """Maximum age at which a segment is sealed; logged trajectories are durable before that. One second while a trainer
+    on the same host, or on the same disk, follows the lake."""
     collectors: Annotated[int, PACING] = Field(1, ge=1, le=4_096)
     """Collectors that play at once, each with `actors` of its own and its share of the steps. With several, each is a
     process of its own (see `engine`)."""
@@ -428,7 +429,8 @@ class TrainSettings(SettingsModel):
     follow: Annotated[bool, PACING] = False
     """Keep training on new data as collectors write it; wait if a lake is still empty."""
     refresh_seconds: Annotated[float, PACING] = Field(2.0, gt=0)
-    """Interval between refreshes of followed lakes."""
+    """Longest interval between refreshes of followed lakes. Lakes in directories are read five times a second, or as
+    often as that takes 5% of the time."""
     publish: Annotated[bool | Literal["auto"], PACING] = "auto"
     """Publish checkpoint weights in the first lake, for `collect --follow LAKE`. `auto`: only in an object store."""
     shard: Annotated[Literal["none", "host"], PACING] = "none"

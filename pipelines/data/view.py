@@ -1,4 +1,5 @@
-"""A view: the trajectories that a trainer may draw from, as a numpy table of 36 bytes per trajectory."""
+"""A view: the trajectories that a trainer may draw from, as a numpy table of 24 bytes per trajectory, or 36 where there
+are overlays."""
 
 from __future__ import annotations
 
@@ -26,14 +27,25 @@ ROW = np.dtype(
         ("length", "u4"),  # actions; rows are one more
         ("first_step", "u4"),  # time of row 0 in the episode, of which the trajectory may be a piece
         ("row0", "u8"),
-        ("base_row0", "u8"),
-        ("base", "u4"),  # location of its other columns: another segment for an overlay
         ("weight", "f4"),
     ]
 )
+# Location of a trajectory's other columns, in another segment for an overlay. The table has these fields once there are
+# overlays; see `bases` and `base_rows`.
+BASE = (("base", "u4"), ("base_row0", "u8"))
 TASK = ("task", "u4")  # number of its environment and task, in order of appearance
 _NO_PIECES = -1  # version of a table whose neighbours were not looked for
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
+
+
+def bases(table: np.ndarray) -> np.ndarray:
+    """Return the segment numbers (n,) of the columns that overlays leave out, of rows of a view's table."""
+    return table["base" if "base" in (table.dtype.names or ()) else "segment"]
+
+
+def base_rows(table: np.ndarray) -> np.ndarray:
+    """Return the first rows (n,) in these segments."""
+    return table["base_row0" if "base_row0" in (table.dtype.names or ()) else "row0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +317,7 @@ class View:
     def _reads(self, ids: Collection[str]) -> np.ndarray:
         """Return (num_trajectories,) bool: which are in one of these segments, or in overlays of them."""
         numbers = [segment.number for segment in self._taken if segment.id in ids]
-        return np.isin(self.table["segment"], numbers) | np.isin(self.table["base"], numbers)
+        return np.isin(self.table["segment"], numbers) | np.isin(bases(self.table), numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the input of `restore`, JSON-serialisable: the segments in the order in which they were seen."""
@@ -425,16 +437,28 @@ class View:
         return self._files.setdefault(segment.file, len(self._files))
 
     def _rows(self, segment: Segment) -> np.ndarray:
+        if segment.is_overlay and BASE[0][0] not in (self._dtype.names or ()):
+            self._add_bases()
         rows = np.zeros(len(segment.uids), dtype=self._dtype)
         rows["segment"] = segment.number
         rows["weight"] = self.selection.evaluate is None
-        for name in ("length", "first_step", "row0", "base_row0", "base"):
-            rows[name] = getattr(segment, name)
+        for name in {"length", "first_step", "row0", "base_row0", "base"}.intersection(self._dtype.names or ()):
+            if (values := getattr(segment, name)) is not None:
+                rows[name] = values
         if TASK[0] in (self._dtype.names or ()):
             rows["task"] = self._task_numbers(segment)
         if HISTORY[0][0] in (self._dtype.names or ()):
             self._describe_histories(segment, rows)
         return rows
+
+    def _add_bases(self) -> None:
+        """Add the fields `BASE` to the table, in which nothing is an overlay yet."""
+        self._dtype = np.dtype([*self._dtype.descr, *BASE])
+        table = np.zeros(len(self._table), dtype=self._dtype)
+        for name in self._table.dtype.names or ():
+            table[name] = self._table[name]
+        table["base"], table["base_row0"] = table["segment"], table["row0"]
+        self._table = table
 
     def _append(self, rows: np.ndarray) -> None:
         needed = self._used + len(rows)
@@ -468,7 +492,7 @@ class View:
                 continue
             before = self.table[start:stop]
             place = positions(old.uids, new.uids)
-            for name in set(self._dtype.names or ()) - (set(ROW.names or ()) - {"weight"}):
+            for name in set(self._dtype.names or ()) - ({*(ROW.names or ()), *dict(BASE)} - {"weight"}):
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
             pieces += [self.table[done:start], rows]
             if running is not None:
@@ -520,4 +544,4 @@ class View:
 
 
 def _count_original_steps(rows: np.ndarray) -> int:
-    return int(rows["length"][rows["base"] == rows["segment"]].sum())
+    return int(rows["length"][bases(rows) == rows["segment"]].sum())

@@ -29,7 +29,6 @@ from pipelines.lake import collectors
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.log import read_log
-from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
 
@@ -181,6 +180,8 @@ class TrainingHistory:
         first = min((int(at) for at, seen in snapshot["history"] if seen >= count), default=None)
         if first is None or not snapshot["where"].strip():
             return first
+        from pipelines.lake.sql.selection import select  # imports duckdb, which starts threads: see `ForkServer`
+
         where = f"(\n{snapshot['where']}\n) and uid = '{uid}'"
         return first if len(select(self._lake, where).uids) else None
 
@@ -415,6 +416,8 @@ class _Walk:
         table.restore(snapshot["segments"])
         where, chosen = snapshot["where"], None
         if where:
+            from pipelines.lake.sql.selection import select  # see above
+
             chosen = select(lake, where, schema_id=snapshot["schema"], listener=self.listener).uids
         dropped = set(snapshot["dropped"])
         for id in sorted(dropped):

@@ -16,7 +16,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Listener, Notice, silent, wait_for
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.schema import LABEL, OPTIONAL
 from pipelines.lake.spaces import Spaces
@@ -32,7 +32,7 @@ from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import find_environment, find_longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
-from pipelines.training.data import require_columns, wait_for
+from pipelines.training.data import require_columns
 from pipelines.training.trainer import Trainer
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,15 @@ from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, StageFailed, StorageError, UsageError
-from pipelines.events import Listener, Notice, Progress
+from pipelines.events import Listener, Notice, wait_for
 from pipelines.lake.footer import uid_array
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.sql.selection import select, select_rows
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
+from pipelines.lake.writer import mark_followed
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.relabelers.base import Chain, Context
@@ -34,8 +36,8 @@ from pipelines.relabelers.paths import draw_shares
 from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
-POLL_SECONDS = 0.5
-T = TypeVar("T")
+# Lakes in directories are looked at so often, unless a look takes more than one part in `_WORTH` of the time.
+_QUICK_SECONDS, _WORTH = 0.2, 20
 
 
 class TrainingData:
@@ -57,7 +59,9 @@ class TrainingData:
         self._capacity = CapacityCheck(self.mixture, share=span[1] - span[0], listener=listener)
         self.env_steps = 0
         self._settings = train
-        self._refreshed = self._salvaged = 0.0
+        self._refreshed = self._salvaged = self._took = 0.0
+        # Each look at an object store, and each segment in it, costs money.
+        self._is_near = all(isinstance(lake.storage, LocalStorage) for lake, _ in lakes)
 
     def restore(self, checkpoint: Checkpoint, arrays: Mapping[str, torch.Tensor]) -> None:
         """Draw as the sampler of `checkpoint` would have gone on; `arrays`: what it had learnt."""
@@ -123,15 +127,21 @@ class TrainingData:
 
     def _refresh(self, update: int, listener: Listener) -> bool:
         """Take in what is new; return whether there is something to draw from."""
-        if self._settings.follow and is_main() and time.monotonic() - self._salvaged >= _SALVAGE_SECONDS:
-            for part in self.mixture.parts:
-                part.view.lake.salvage(listener=listener)
-            self._salvaged = time.monotonic()
+        began = time.monotonic()
+        if self._settings.follow and is_main():
+            due = began - self._salvaged >= _SALVAGE_SECONDS
+            self._salvaged = began if due else self._salvaged
+            for lake in (part.view.lake for part in self.mixture.parts):
+                if self._is_near:
+                    mark_followed(lake.storage)
+                if due:
+                    lake.salvage(listener=listener)
         self._agree(update)
         if is_main():  # rank 0 has listed the lakes, so this asks the store nothing
             self._capacity()
         self.env_steps = self.mixture.collected_steps
         self._refreshed = time.monotonic()
+        self._took = self._refreshed - began
         return not self.mixture.is_empty
 
     def _agree(self, update: int) -> None:
@@ -154,8 +164,12 @@ class TrainingData:
 
     @property
     def is_due(self) -> bool:
-        """Whether the lakes are followed and were last read `train.refresh_seconds` ago."""
-        return self._settings.follow and time.monotonic() - self._refreshed >= self._settings.refresh_seconds
+        """Whether the lakes are followed and were last read `train.refresh_seconds` ago; lakes in directories are read
+        more often, as long as that takes a small share of the time."""
+        seconds = self._settings.refresh_seconds
+        if self._is_near:
+            seconds = min(seconds, max(_QUICK_SECONDS, _WORTH * self._took))
+        return self._settings.follow and time.monotonic() - self._refreshed >= seconds
 
     def refresh(self, update: int, listener: Listener) -> None:
         """Take in what is new; while an object store cannot be reached, continue with what is here."""
@@ -166,18 +180,6 @@ class TrainingData:
                 raise
             self._refreshed = time.monotonic()
             listener(Notice(text=f"{error}; training goes on with what it knows of the lake", level="warning"))
-
-
-def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
-    """Return what `look` finds, once it finds something; waiting is reported and can be interrupted."""
-    began, reported = time.monotonic(), False
-    while (found := look()) is None:
-        if not reported:
-            listener(Notice(text=f"waiting for {what}"))
-            reported = True
-        listener(Progress(stage="wait", done=int(time.monotonic() - began), total=None, unit="s"))
-        time.sleep(POLL_SECONDS)
-    return found
 
 
 def require_columns(schema: Schema, agent: AgentSettings, *, lake: str) -> None:

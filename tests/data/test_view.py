@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.data.view import ROW, Selection, View
+from pipelines.data.view import PRIORITY, ROW, Selection, View, base_rows, bases
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Waiting
 from pipelines.lake.footer import hex_uids
@@ -31,7 +31,26 @@ def test_a_view_counts_what_it_holds(lake: Lake) -> None:
     assert (view.refresh(), view.refresh()) == (100, 0)
     assert view.num_steps == 18 + 100 * 100
     assert View(lake, IMAGES.id).refresh() == 1
-    assert ROW.itemsize == 36
+    assert ROW.itemsize == view.table.itemsize == 24
+
+
+def test_the_fields_of_overlays_come_with_the_first_one(lake: Lake) -> None:
+    """By hand: the overlay derives from the second trajectory, whose rows begin after the four of the first."""
+    _, base = fill(lake, [3, 4])
+    view = View(lake, SCHEMA.id, extra=PRIORITY)
+    view.refresh()
+    view.set_weights(np.array([2.0, 3.0]))
+    view.table["priority"] = [0.5, 0.25]
+    assert view.table.itemsize == ROW.itemsize + 5
+    assert (bases(view.table).tolist(), base_rows(view.table).tolist()) == ([0, 0], [0, 4])
+    derive(lake, {base: {"reward": np.ones(5, dtype=np.float32)}})
+    view.refresh()
+    table = view.table
+    assert table["segment"].tolist() == [0, 0, 1]
+    assert bases(table).tolist() == [0, 0, 0]
+    assert (table["row0"].tolist(), base_rows(table).tolist()) == ([0, 4, 0], [0, 4, 4])
+    assert (table["weight"].tolist(), table["priority"].tolist()) == ([2, 3, 1], [0.5, 0.25, 0])
+    assert (view.num_steps, view.collected_steps) == (3 + 4 + 4, 3 + 4)
 
 
 def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_comes_later(lake: Lake) -> None:
