@@ -112,8 +112,9 @@ class LiveTable:
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
     segments to look at, by id; the footers of others are not read. `thorough`: read every footer itself, where others
     believe manifests, and the log at every refresh, where others read that of an object store at every other one;
-    maintenance rests on both. `observe` is called with the id and the footer of each segment that is read: decoding it
-    again would cost as much as all the rest.
+    maintenance rests on both. `admitted`: the only segments whose trajectories are taken in, by id; those that are
+    rewritten from them are followed. `observe` is called with the id and the footer of each segment that is read:
+    decoding it again would cost as much as all the rest.
     """
 
     lake: Lake
@@ -121,7 +122,6 @@ class LiveTable:
     only: Callable[[str], bool] = lambda id: True
     thorough: bool = False
     admitted: Collection[str] | None = None
-    """The only segments whose trajectories are taken in, by id; those that are rewritten from them are followed."""
     observe: Callable[[str, Footer], None] = lambda id, footer: None
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
