@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +65,15 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
+    """Return what `look` finds, once it finds something; waiting is reported and can be interrupted."""
+    began, reported = time.monotonic(), False
+    while (found := look()) is None:
+        if not reported:
+            listener(Notice(text=f"waiting for {what}"))
+            reported = True
+        listener(Progress(stage="wait", done=int(time.monotonic() - began), total=None, unit="s"))
+        time.sleep(POLL_SECONDS)
+    return found

@@ -1,27 +1,35 @@
 """Child processes: starting them, messages to and from them, what they raised, and how they end.
 
 A child is another Python of this environment. It is not started by multiprocessing, which would run the user's main
-module once more.
+module once more. Many children of one kind are forked from a process that has imported what they need (`ForkServer`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
 import pickle
+import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from pipelines.errors import AmagoError, StageFailed
 
 _PARENT_SECONDS = 0.5  # between two looks at whether the parent lives
 _LENGTH = struct.Struct("<Q")
+_NUMBER = struct.Struct("<i")
+_ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
+_UNKNOWN_EXIT = 255  # of a child whose fork server was killed
 
 
 def start_python(
@@ -49,6 +57,130 @@ def start_python(
         env=environment,
         start_new_session=True,
     )
+
+
+class ForkServer:
+    """A process that imports `modules` once and is forked for each child, which begins in milliseconds and shares the
+    memory of what was imported. A child calls `target` ("module:function") with a descriptor.
+
+    Forking is safe as long as these modules start no threads, and do not touch a GPU. (OpenBLAS may start some, and
+    ends them before a fork.) The server ends with the process that started it, which its children have to notice by
+    themselves. OSError if it cannot be started.
+    """
+
+    def __init__(self, target: str, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self._requests, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self._process = start_python(
+                f"from pipelines.processes import serve_forks; serve_forks({number}, {target!r}, {list(modules)!r})",
+                descriptors=(number,),
+                environment=environment,
+            )
+
+    def fork(self, descriptor: int) -> ForkedProcess:
+        """Ask for a child, which gets a duplicate of `descriptor`. BrokenPipeError if the server has ended."""
+        reading, writing = os.pipe()
+        try:
+            socket.send_fds(self._requests, [b"f"], [descriptor, writing])
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return ForkedProcess(reading)
+
+    def close(self) -> None:
+        """End the server, but none of its children."""
+        self._requests.close()
+        self._process.wait()
+
+
+class ForkedProcess:
+    """A child of a `ForkServer`, which reports its number and, at last, its return code through the pipe `report`."""
+
+    def __init__(self, report: int) -> None:
+        self._report = report
+        self._numbers: list[int] = []
+
+    def _read(self, count: int) -> list[int]:
+        """Wait for the first `count` numbers."""
+        while len(self._numbers) < count and (data := os.read(self._report, _NUMBER.size)):
+            self._numbers += _NUMBER.unpack(data)
+            if len(self._numbers) == 2:
+                os.close(self._report)
+        return self._numbers
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if the server ended before it forked."""
+        return self._read(1)[0] if self._read(1) else 0
+
+    def wait(self) -> int:
+        """Wait for the end, and return the return code; 255 if the server was killed, so that nobody knows."""
+        return self._read(2)[1] if len(self._read(2)) == 2 else _UNKNOWN_EXIT
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if self.pid and len(self._numbers) < 2 and not select.select([self._report], [], [], 0)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def serve_forks(descriptor: int, target: str, modules: Sequence[str]) -> NoReturn:
+    """Fork a child for each request on the socket `descriptor` until it is closed: what a `ForkServer` does."""
+    module, _, name = target.partition(":")
+    given = dict(os.environ)
+    os.environ[_ARROW_ALLOCATOR] = "background_thread:false"  # read as it is imported: a thread would not be forked
+    for each in (module, *modules):
+        importlib.import_module(each)
+    os.environ.clear()
+    os.environ.update(given)
+    gc.collect()
+    gc.freeze()  # otherwise the first collection of each child would copy the pages of all objects
+    requests = socket.socket(fileno=descriptor)
+    woken, waking = os.pipe()
+    os.set_blocking(waking, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler, nothing is written to `waking`
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    reports: dict[int, int] = {}
+    while True:
+        ready = select.select([requests.fileno(), woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 1 << 12)
+            while reports:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                with contextlib.suppress(BrokenPipeError), os.fdopen(reports.pop(pid), "wb", 0) as report:
+                    report.write(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        if requests.fileno() not in ready:
+            continue
+        _, received, _, _ = socket.recv_fds(requests, 1, 2)
+        if not received:
+            os._exit(0)
+        connection, writing = received
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                requests.close()
+                for inherited in (woken, waking, writing, *reports.values()):
+                    os.close(inherited)
+                if "numpy" in sys.modules:  # the state that all children would share; `random` sees to itself
+                    sys.modules["numpy"].random.seed()
+                getattr(sys.modules[module], name)(connection)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.close(connection)
+        os.write(writing, _NUMBER.pack(pid))
+        reports[pid] = writing
 
 
 def describe_exit(code: int) -> str:

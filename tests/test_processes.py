@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipelines.errors import AmagoError, StageFailed, UsageError
-from pipelines.processes import RemoteTraceback, describe_exit, end_process, pack_error, receive, send, start_python
+from pipelines.processes import (
+    ForkedProcess,
+    ForkServer,
+    RemoteTraceback,
+    describe_exit,
+    end_process,
+    pack_error,
+    receive,
+    send,
+    start_python,
+)
 
 
 def test_a_child_imports_what_this_process_can_and_inherits_a_descriptor() -> None:
@@ -41,6 +55,63 @@ def test_a_child_has_a_session_of_its_own() -> None:
     assert os.getsid(child.pid) == child.pid != os.getsid(0)
     child.send_signal(signal.SIGTERM)
     assert describe_exit(child.wait()) == "was killed by SIGTERM"
+
+
+@contextlib.contextmanager
+def forking(*modules: str) -> Iterator[Callable[[], tuple[socket.socket, ForkedProcess, dict[str, Any]]]]:
+    """A function that forks a child of a server, which has imported `modules`: a socket, the child, what it sent."""
+    with contextlib.ExitStack() as stack:
+        server = ForkServer("tests.forked:act", modules, {**os.environ, "OMP_NUM_THREADS": "1"})
+        stack.callback(server.close)
+
+        def fork() -> tuple[socket.socket, ForkedProcess, dict[str, Any]]:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
+                child = server.fork(theirs.fileno())
+            return ours, child, receive(ours.fileno())
+
+        yield fork
+
+
+def test_forked_children_are_told_apart_and_report_how_they_end() -> None:
+    with forking() as fork:
+        children = [fork() for _ in range(4)]
+        told = [each for _, _, each in children]
+        assert [each["pid"] for each in told] == [child.pid for _, child, _ in children]
+        assert len({each["server"] for each in told}) == 1
+        assert all(each["session"] == each["pid"] for each in told)
+        assert len({each["drawn"] for each in told}) == 4
+        # A child that kept the sockets of others would hide their ends from the driver.
+        assert len({each["descriptors"] for each in told}) == 1
+        for (ours, _, _), how in zip(children[1:], (0, 3, "kill"), strict=True):
+            send(ours.fileno(), how)
+        assert [child.wait() for _, child, _ in children[1:]] == [0, 3, -signal.SIGTERM]
+        first, child, _ = children[0]
+        child.kill()
+        assert [child.wait(), child.wait()] == [-signal.SIGKILL] * 2
+        assert first.recv(1) == b""
+        child.kill()  # without effect: the number may be that of another process by now
+
+
+def test_a_killed_fork_server_leaves_its_children_and_forks_no_more() -> None:
+    with forking() as fork:
+        ours, child, told = fork()
+        os.kill(told["server"], signal.SIGKILL)
+        assert child.wait() == 255
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            fork()
+        send(ours.fileno(), 0)  # it still listens
+        assert ours.recv(1) == b""
+
+
+@pytest.mark.system
+def test_what_collectors_and_evaluators_import_starts_no_thread_and_touches_no_gpu() -> None:
+    with forking("pipelines.stages.collectors", "pipelines.stages.evaluate") as fork:
+        told = [fork()[2] for _ in range(2)]
+    assert [each["threads of the server"] for each in told] == [1, 1]
+    assert not any(each["cuda"] or each["allocator"] for each in told)
+    assert told[0]["drawn by numpy"] != told[1]["drawn by numpy"]
 
 
 def test_messages_of_any_size_arrive_in_order() -> None:

@@ -20,8 +20,8 @@ def relabel(
             "--with",
             metavar="NAME[:ARG]",
             help="hindsight:future|final|random, instruction:some|all, reward:SQL, reward:module:attr, success:SQL, "
-            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, label:POLICY, or module:attr; repeatable, applied in "
-            "order.",
+            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, label:POLICY, column:NAME:TYPE=SQL, or module:attr; "
+            "repeatable, applied in order.",
         ),
         Sets("relabel.relabeler"),
     ] = None,
@@ -49,7 +49,13 @@ def relabel(
 ) -> Any:
     """Derive new goals, rewards or labels, as an overlay that does not copy observations.
 
+    column:NAME:TYPE=SQL adds an observation column to trajectories of an environment that did not show it yet, so that
+    they can be trained on together with those of one that does. TYPE is float32, float32[3], uint8[8,8,3], discrete[5],
+    discrete[3,4] or binary[4].
+
     Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
+
+    Example: amago relabel --from-lake runs/maze --with 'column:obs.wind:float32[2]=0'
     """
     from amago_cli.configuration import Request, load_stored, preview
     from pipelines.config.changes import refuse_unused

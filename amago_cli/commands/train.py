@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, Fresh, FromLake, Init, Ranks, RunOption, Seed, Sets, Size, Track, stage
 from amago_cli.quantities import parse_count, parse_positive
 
@@ -59,6 +60,16 @@ def train(
         ),
         Sets("train.follow"),
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="RUN@CHECKPOINT",
+            help="Train a new run on exactly the trajectories that this checkpoint was trained on.",
+            autocompletion=completion.runs_at_checkpoints,
+        ),
+        Sets("train.like"),
+    ] = None,
     init: Init = None,
     track: Track = None,
     ranks: Ranks = None,
@@ -77,9 +88,15 @@ def train(
     --init begins a new run, which --run names, with the weights of another policy: a warm start. The new run has the
     network of that policy unless options give another; init.parts and init.strict take a part of its weights.
 
+    --like begins a new run, which --run names, on the trajectories that a checkpoint of another run was trained on,
+    whatever was added to its lakes since. Other settings are those of that run unless options give others. It is
+    refused where some of these trajectories have expired. --from-lake then only says where a lake is now.
+
     Example: amago train --from-lake runs/gym-CartPole-v1 --steps 1000
 
     Example: amago train --init runs/a@best --from-lake runs/b --run runs/c
+
+    Example: amago train --like runs/a@1000 --run runs/b --set train.learning_rate=3e-4
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
@@ -89,14 +106,14 @@ def train(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.lake.store import Lake
-    from pipelines.stages.library import choose_training_run, shares
+    from pipelines.stages.library import choose_lakes, choose_training_run, load_training_base
 
     exclude({"--steps": steps, "--add": add})
     run, source = choose_training_run(from_lake or (), run)
-    request, base = (
-        Request(common, common.named | {"train.steps": steps if add is None else add}),
-        load_stored(run) or load_stored(source),
-    )
+    request = Request(common, common.named | {"train.steps": steps if add is None else add})
+    like = dict(request.assignments).get(("train", "like"))
+    exclude({"--like": like, "--where": dict(request.assignments).get(("train", "where"))})
+    base = load_training_base(run, source, like)
     stored_agent = base.get("agent")
     agent_table = stored_agent if isinstance(stored_agent, dict) else {}  # a damaged one is reported with all problems
     is_other = dict(request.assignments).get(("agent", "kind"), agent_table.get("kind")) != agent_table.get("kind")
@@ -108,7 +125,7 @@ def train(
     if load_stored(run):
         refuse_unused("train", request.keys)
     settings = request.settings(base)
-    lakes = shares(from_lake or settings.train.lakes, run)
+    lakes = choose_lakes(from_lake or (), run, settings.train)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
     if not settings.train.follow:
         for place, _, _ in lakes:

@@ -21,7 +21,7 @@ from pipelines.config import sizes
 from pipelines.config.base import describe_errors, describe_unknown_key, refuse_problems
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.own_runs import OwnRun
-from pipelines.config.places import is_run
+from pipelines.config.places import is_run, suggest
 from pipelines.config.policy_files import PolicySource
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.errors import InputMissing, UsageError
@@ -175,6 +175,14 @@ def fold(
     table = document.get("agent")
     if isinstance(table, Mapping) and isinstance(near := table.get("reference"), str) and near:
         document["agent"] = {**table, "reference": PolicySource(near, "agent.reference").pin(stored)}
+    table = document.get("train")
+    if isinstance(table, Mapping) and isinstance(like := table.get("like"), str) and like:
+        drawn, place = PolicySource(like, "train.like"), Path(like.partition("@")[0])
+        if not drawn.is_stored(stored) and not is_run(place):
+            known = "give RUN[@CHECKPOINT], whose trajectories the new run is to draw from"
+            where = suggest(place, is_run, inside="it contains runs", otherwise=known)
+            raise InputMissing(f"train.like: no run at '{place}'", hint=where)
+        document["train"] = {**table, "like": drawn.pin(stored)}
     return document
 
 

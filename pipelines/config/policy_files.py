@@ -110,7 +110,8 @@ def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
 
 class PolicySource:
     """A policy that training takes, by its `source`: RUN[@CHECKPOINT], a bundle, zoo:NAME, hf://ORG/NAME or amago:PATH.
-    A `setting` names it: `init.source`, whose weights a run begins with, or `agent.reference`."""
+    A `setting` names it: `init.source`, whose weights a run begins with, `agent.reference`, or `train.like`, a run's
+    checkpoint whose trajectories are drawn from."""
 
     def __init__(self, source: str, setting: str = "init.source") -> None:
         self.source, self.setting = source, setting

@@ -74,6 +74,7 @@ class RunRecord(Form):
     best: _BestRecord | None = None
     weights_from: WeightsRecord | None = None
     reference: WeightsRecord | None = None
+    like: WeightsRecord | None = None
     labelled: dict[str, str] = Field(default_factory=dict)
 
 
@@ -149,6 +150,11 @@ class RunDirectory:
     def reference(self) -> str:
         """The policy that the run's is held near, POLICY@UPDATE; "" if there is none."""
         return self._name_policy("reference")
+
+    @property
+    def like(self) -> str:
+        """The checkpoint whose trajectories the run draws from, POLICY@UPDATE; "" if it draws from all."""
+        return self._name_policy("like")
 
     def _name_policy(self, key: str) -> str:
         record = self.load_record().get(key)
@@ -229,7 +235,8 @@ class RunDirectory:
             done = {"argv": sys.argv, "time": time.strftime(_TIME), "pid": os.getpid()}
             stages = {**record.get("stages", {}), stage: done}
             if fresh and stage != "collect":  # these refer to deleted checkpoints
-                record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
+                gone = ("best", "labelled", "weights_from", "reference", "like")
+                record = {key: value for key, value in record.items() if key not in gone}
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
             self._write_record({**record, **named, **_find_circumstances(), "stages": stages})

@@ -236,8 +236,9 @@ class RelabelSettings(SettingsModel):
     def _copies_differ(self) -> RelabelSettings:
         if self.copies > 1 and self.relabelers == ("hindsight:final",):
             raise ValueError("'copies' of hindsight:final would all be alike; take 1, or hindsight:future or :random")
-        if self.copies > 1 and any(name.startswith("label:") for name in self.relabelers):
-            raise ValueError("'copies' of labels would all be alike; take 1")
+        for kind in ("label", "column"):
+            if self.copies > 1 and any(name.startswith(f"{kind}:") for name in self.relabelers):
+                raise ValueError(f"'copies' of {kind}s would all be alike; take 1")
         return self
 
     @model_validator(mode="after")
@@ -316,7 +317,8 @@ class CollectSettings(SettingsModel):
     learner: Annotated[LearnerSettings, BEHAVIOUR] = LearnerSettings()
     """How a policy `learner:NAME` learns."""
     seal_seconds: Annotated[float, PACING] = Field(10.0, gt=0)
-    """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
+    """Maximum age at which a segment is sealed; logged trajectories are durable before that. One second while a trainer
+    on the same host, or on the same disk, follows the lake."""
     collectors: Annotated[int, PACING] = Field(1, ge=1, le=4_096)
     """Collectors that play at once, each with `actors` of its own and its share of the steps. With several, each is a
     process of its own (see `engine`)."""
@@ -408,6 +410,9 @@ class TrainSettings(SettingsModel):
     """SQL predicate over the `trajectories` table that selects the trajectories to draw from; empty: all."""
     weight: str = ""
     """SQL expression over the same table: a trajectory's relative weight, multiplied by all other weights; empty: 1."""
+    like: str = ""
+    """RUN[@CHECKPOINT]: draw from exactly the trajectories that this checkpoint drew from, its lakes and its `where`,
+    whatever these lakes have gained since. Only for `amago train`; the number of the checkpoint is recorded."""
     relabel: ReplaySettings = ReplaySettings()
     """Relabelling on the fly, as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
@@ -424,7 +429,8 @@ class TrainSettings(SettingsModel):
     follow: Annotated[bool, PACING] = False
     """Keep training on new data as collectors write it; wait if a lake is still empty."""
     refresh_seconds: Annotated[float, PACING] = Field(2.0, gt=0)
-    """Interval between refreshes of followed lakes."""
+    """Longest interval between refreshes of followed lakes. Lakes in directories are read five times a second, or as
+    often as that takes 5% of the time."""
     publish: Annotated[bool | Literal["auto"], PACING] = "auto"
     """Publish checkpoint weights in the first lake, for `collect --follow LAKE`. `auto`: only in an object store."""
     shard: Annotated[Literal["none", "host"], PACING] = "none"
@@ -481,6 +487,12 @@ class TrainSettings(SettingsModel):
             raise ValueError(
                 "relabel is not possible together with context 'history'; store the versions instead: amago relabel"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fixed_or_followed(self) -> TrainSettings:
+        if self.like and self.follow:
+            raise ValueError("like is a fixed set of trajectories, and follow would add to it: give one of them")
         return self
 
     @model_validator(mode="after")

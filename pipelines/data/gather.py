@@ -16,7 +16,7 @@ from pipelines.data.batch import Batch, Buffers
 from pipelines.data.histories import Parts
 from pipelines.data.readahead import SMALL_FILE, Readahead, prepare, prepare_file
 from pipelines.data.relabel_on_the_fly import DrawnVersions
-from pipelines.data.view import View
+from pipelines.data.view import View, base_rows, bases
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.descriptors import reserve_descriptors
@@ -98,7 +98,7 @@ class Gatherer:
         table = self._view.table[chosen]
         if drawn is not None:
             table = drawn.located(table)
-        order = np.lexsort((table["row0"] + start.astype(np.uint64), table["base"], table["segment"]))
+        order = np.lexsort((table["row0"] + start.astype(np.uint64), bases(table), table["segment"]))
         table, start, stop = table[order], start[order], stop[order]
         lengths = stop - start + 1
         out = self._buffers.take(len(order)) if out is None else out
@@ -200,10 +200,10 @@ class Gatherer:
             rest = {name: out[name] for name in out if name not in own}
             if not rest:  # it is not an overlay
                 continue
-            chosen = chosen[np.argsort(self._view.file_of[table["base"][chosen]], kind="stable")]
-            for c, d in self._by_file(table["base"][chosen]):
+            chosen = chosen[np.argsort(self._view.file_of[bases(table)[chosen]], kind="stable")]
+            for c, d in self._by_file(bases(table)[chosen]):
                 one = chosen[c:d]
-                self._scatter_from(int(table["base"][one[0]]), table["base_row0"][one], rows.part(one), rest)
+                self._scatter_from(int(bases(table)[one[0]]), base_rows(table)[one], rows.part(one), rest)
 
     def _scatter_from(self, number: int, row0: np.ndarray, rows: _Rows, out: Columns) -> None:
         """Copy `rows` of trajectories that begin at `row0` (n,) in the file of a segment."""
@@ -270,7 +270,7 @@ class Gatherer:
     def _fetch(self, table: np.ndarray) -> None:
         """Fetch the files of these windows that are not open yet to this host, several at a time."""
         segments = self._view.segments
-        numbers = np.union1d(table["segment"], table["base"]).tolist()
+        numbers = np.union1d(table["segment"], bases(table)).tolist()
         ids = dict.fromkeys(segments[number].file for number in numbers if segments[number].file not in self._files)
         keys = (
             (segment_key, blob_key) if any(column.is_blob for column in self._view.schema.columns) else (segment_key,)
@@ -286,7 +286,7 @@ class Gatherer:
         """Whether windows are in many files, few in each, and each in a single file without wide columns."""
         files = np.count_nonzero(np.diff(self._view.file_of[table["segment"]])) + 1
         is_plain = not any(column.is_blob for column in self._view.schema.columns)
-        return bool(is_plain and _TAKE_FROM * files > len(table) and (table["base"] == table["segment"]).all())
+        return bool(is_plain and _TAKE_FROM * files > len(table) and (bases(table) == table["segment"]).all())
 
     def _join(self, table: np.ndarray, start: np.ndarray, out: Columns) -> bool:
         """Copy windows that are scattered over files, column by column. Rows beyond the end of a file are 0. Return
@@ -319,7 +319,7 @@ class Gatherer:
         if not segment.is_overlay:
             return
         rest = [name for name in out if name not in own]
-        base, rows = table["base"], table["base_row0"].astype(np.int64) + start
+        base, rows = bases(table), base_rows(table).astype(np.int64) + start
         for a, b in self._by_file(base):
             self._copy(int(base[a]), rows[a:b], {name: out[name][a:b] for name in rest})
 
@@ -350,7 +350,7 @@ class Gatherer:
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:
         """Announce to the operating system what will be copied."""
-        places = [("segment", "row0"), ("base", "base_row0")] if (table["base"] != table["segment"]).any() else []
+        places = [("segment", "row0"), ("base", "base_row0")] if (bases(table) != table["segment"]).any() else []
         for segments, row0 in places or [("segment", "row0")]:
             rows = table[row0].astype(np.int64) + start
             for a, b in self._by_file(table[segments]):

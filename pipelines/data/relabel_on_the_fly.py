@@ -53,7 +53,7 @@ class DrawnVersions:
         """Return rows (B,) of a view's table, restricted to the part of the originals that each version covers."""
         table = table.copy()
         table["length"][self.windows] = self.derived.rows - 1
-        for name in ("row0", "base_row0"):
+        for name in {"row0", "base_row0"}.intersection(table.dtype.names or ()):
             table[name][self.windows] += self.derived.offset.astype(np.uint64)
         if self.derived.pieces is not None:
             table["first_step"][self.windows] = [piece.first_step for piece in self.derived.pieces]

@@ -14,7 +14,7 @@ from pipelines.data.histories import Histories, HistoryContext
 from pipelines.data.relabel_on_the_fly import Derivation, DrawnVersions, Versions
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
-from pipelines.data.view import Neighbours, View
+from pipelines.data.view import Neighbours, View, bases
 from pipelines.errors import InputMissing
 from pipelines.lake.overlays import split_versions
 from pipelines.lake.reading import join_pieces
@@ -160,7 +160,7 @@ class WindowSampler:
             table = self.view.table
             self._uids, neighbours = self.view.uids(), self.view.neighbours
             first = np.arange(len(table)) if neighbours is None else neighbours.first
-            chosen_by = (table["segment"] == table["base"]) & versions.evaluate(self._uids, self._uids[first])
+            chosen_by = (table["segment"] == bases(table)) & versions.evaluate(self._uids, self._uids[first])
             self._varied = (np.bincount(first, weights=chosen_by, minlength=len(table)) > 0)[first]
             self._varied_at = self.view.version
         u = rng.random((2, len(chosen)))
@@ -237,7 +237,7 @@ class WindowSampler:
             windows = self._histories.windows(len(table), self.length)
         mass = self.strategy.mass(table, self.length, windows)
         if self._span != (0.0, 1.0):
-            self._order = np.argsort(self.view.file_places()[self.view.file_of[table["base"]]], kind="stable")
+            self._order = np.argsort(self.view.file_places()[self.view.file_of[bases(table)]], kind="stable")
             self._place_of = np.argsort(self._order) if self.strategy.per_alpha else None
         if self.strategy.per_alpha:
             table["priority"][table["priority"] == 0] = self._highest

@@ -1,4 +1,5 @@
-"""A view: the trajectories that a trainer may draw from, as a numpy table of 36 bytes per trajectory."""
+"""A view: the trajectories that a trainer may draw from, as a numpy table of 24 bytes per trajectory, or 36 where there
+are overlays."""
 
 from __future__ import annotations
 
@@ -26,14 +27,25 @@ ROW = np.dtype(
         ("length", "u4"),  # actions; rows are one more
         ("first_step", "u4"),  # time of row 0 in the episode, of which the trajectory may be a piece
         ("row0", "u8"),
-        ("base_row0", "u8"),
-        ("base", "u4"),  # location of its other columns: another segment for an overlay
         ("weight", "f4"),
     ]
 )
+# Location of a trajectory's other columns, in another segment for an overlay. The table has these fields once there are
+# overlays; see `bases` and `base_rows`.
+BASE = (("base", "u4"), ("base_row0", "u8"))
 TASK = ("task", "u4")  # number of its environment and task, in order of appearance
 _NO_PIECES = -1  # version of a table whose neighbours were not looked for
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
+
+
+def bases(table: np.ndarray) -> np.ndarray:
+    """Return the segment numbers (n,) of the columns that overlays leave out, of rows of a view's table."""
+    return table["base" if "base" in (table.dtype.names or ()) else "segment"]
+
+
+def base_rows(table: np.ndarray) -> np.ndarray:
+    """Return the first rows (n,) in these segments."""
+    return table["base_row0" if "base_row0" in (table.dtype.names or ()) else "row0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +140,7 @@ class View:
     outside `selection` have weight 0. `snapshot` and `restore` rebuild the same table in another process, so that the
     same draws follow. `version` changes with the table or its weights. New trajectories have weight 0 until they are
     selected: at once, or at a later refresh where the selection is evaluated `beside` the caller. `extra` are fields of
-    the table in addition to those of `ROW`: `TASK`, `PRIORITY`.
+    the table in addition to those of `ROW`: `TASK`, `PRIORITY`. A `fixed` view has only what `restore` gives it.
     """
 
     def __init__(
@@ -140,8 +152,9 @@ class View:
         extra: tuple[tuple[str, str], ...] = (),
         listener: Listener = silent,
         verify: bool = False,
+        fixed: bool = False,
     ) -> None:
-        self.lake, self.verify = lake, verify
+        self.lake, self.verify, self.fixed = lake, verify, fixed
         self.schema: Schema = lake.schema(schema_id)
         self.selection = selection or Selection()
         self.version = 0
@@ -152,7 +165,7 @@ class View:
 
     def _clear(self) -> None:
         self.cancel()
-        self.live = LiveTable(self.lake, self._listener)
+        self.live = LiveTable(self.lake, self._listener, admitted=() if self.fixed else None)
         self.tasks: dict[tuple[str, str], int] = {}
         self._moved: set[int] = set()  # changed segments, not applied yet
         self._unselected = True  # the table has changed since the selection was evaluated
@@ -204,8 +217,9 @@ class View:
 
     @property
     def collected_steps(self) -> int:
-        """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
-        return self._collected + self.live.log.steps.total()
+        """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count. Of
+        a fixed view, those of its trajectories."""
+        return self._collected + (0 if self.fixed else self.live.log.steps.total())
 
     def uids(self) -> np.ndarray:
         """Return uids (num_trajectories,) "S16", in the table's order."""
@@ -303,7 +317,7 @@ class View:
     def _reads(self, ids: Collection[str]) -> np.ndarray:
         """Return (num_trajectories,) bool: which are in one of these segments, or in overlays of them."""
         numbers = [segment.number for segment in self._taken if segment.id in ids]
-        return np.isin(self.table["segment"], numbers) | np.isin(self.table["base"], numbers)
+        return np.isin(self.table["segment"], numbers) | np.isin(bases(self.table), numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the input of `restore`, JSON-serialisable: the segments in the order in which they were seen."""
@@ -318,14 +332,19 @@ class View:
             "trajectories": self._used,
         }
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: Mapping[str, Any], *, whole: bool = False) -> None:
         """Rebuild the view of `snapshot`, wherever its trajectories are now. InputMissing for another lake or schema; a
-        Notice if trajectories are gone."""
+        Notice if trajectories are gone, or InputMissing if it must be `whole`."""
         if (snapshot["id"], snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
+        if self.fixed:
+            self.live.admitted = frozenset(snapshot["segments"])
         self.live.restore(snapshot["segments"])
         self._take()
+        if whole and self._used != snapshot["trajectories"]:
+            gone, count = snapshot["trajectories"] - self._used, snapshot["trajectories"]
+            raise InputMissing(f"lake '{self.lake.name}' no longer has {gone} of its {count} trajectories")
         self._select()
         for id in snapshot["dropped"]:
             if self._reads([id]).any():
@@ -418,16 +437,28 @@ class View:
         return self._files.setdefault(segment.file, len(self._files))
 
     def _rows(self, segment: Segment) -> np.ndarray:
+        if segment.is_overlay and BASE[0][0] not in (self._dtype.names or ()):
+            self._add_bases()
         rows = np.zeros(len(segment.uids), dtype=self._dtype)
         rows["segment"] = segment.number
         rows["weight"] = self.selection.evaluate is None
-        for name in ("length", "first_step", "row0", "base_row0", "base"):
-            rows[name] = getattr(segment, name)
+        for name in {"length", "first_step", "row0", "base_row0", "base"}.intersection(self._dtype.names or ()):
+            if (values := getattr(segment, name)) is not None:
+                rows[name] = values
         if TASK[0] in (self._dtype.names or ()):
             rows["task"] = self._task_numbers(segment)
         if HISTORY[0][0] in (self._dtype.names or ()):
             self._describe_histories(segment, rows)
         return rows
+
+    def _add_bases(self) -> None:
+        """Add the fields `BASE` to the table, in which nothing is an overlay yet."""
+        self._dtype = np.dtype([*self._dtype.descr, *BASE])
+        table = np.zeros(len(self._table), dtype=self._dtype)
+        for name in self._table.dtype.names or ():
+            table[name] = self._table[name]
+        table["base"], table["base_row0"] = table["segment"], table["row0"]
+        self._table = table
 
     def _append(self, rows: np.ndarray) -> None:
         needed = self._used + len(rows)
@@ -461,7 +492,7 @@ class View:
                 continue
             before = self.table[start:stop]
             place = positions(old.uids, new.uids)
-            for name in set(self._dtype.names or ()) - (set(ROW.names or ()) - {"weight"}):
+            for name in set(self._dtype.names or ()) - ({*(ROW.names or ()), *dict(BASE)} - {"weight"}):
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
             pieces += [self.table[done:start], rows]
             if running is not None:
@@ -513,4 +544,4 @@ class View:
 
 
 def _count_original_steps(rows: np.ndarray) -> int:
-    return int(rows["length"][rows["base"] == rows["segment"]].sum())
+    return int(rows["length"][bases(rows) == rows["segment"]].sum())

@@ -29,6 +29,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipelines.config.run_directory import RunDirectory
+from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import explain_errors
 from pipelines.files.json import Form, parse_object
 from pipelines.files.locks import hold_exclusively
@@ -104,6 +105,32 @@ def register(
     facts = {"run": run, "env": dict(env), "seed": seed, "horizon": horizon, "behaviour": behaviour}
     facts["learner"] = learner
     return write(lake, {**known, **facts, "processes": processes})
+
+
+def warn_of_repetition(lake: Lake, collector: str, about: Mapping[str, Any], listener: Listener = silent) -> None:
+    """Warn if `collector`, which is about to start as `about` says (the arguments of `register`), will play what
+    another one has played: the same environment in the same way with the same seed. It is found by the records alone,
+    and only when the collector is new; of a known one, a process of another host is named, which may still be running.
+    """
+    known = read(lake, collector)
+    if known is not None:
+        last = (known.get("processes") or [{}])[-1]
+        if (host := last.get("host")) and host != about["process"]["host"]:
+            text = (
+                f"collector '{collector}' was last filled by pid {last.get('pid')} on {host}; if that still runs, both "
+                "play the same episodes: give one of them another --seed"
+            )
+            listener(Notice(stage="collect", text=text, level="warning"))
+        return
+    facts = {name: about[name] for name in ("env", "seed", "behaviour")}
+    for name, record in read_all(lake).items():
+        if {key: record.get(key) for key in facts} == facts and not name.startswith(f"{collector}."):
+            text = (
+                f"'{name}' has played the same environment with seed {about['seed']} in lake '{lake.name}': the same "
+                "episodes would be there twice; give another --seed"
+            )
+            listener(Notice(stage="collect", text=text, level="warning"))
+            return
 
 
 def add_policy(

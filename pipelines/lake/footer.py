@@ -201,6 +201,14 @@ class Footer:
             bases=bases,
         )
 
+    @classmethod
+    def of_places(cls, header: Mapping[str, Any], path: str, places: Places) -> Footer:
+        """Make a footer that has `places`, but no table of trajectories: that takes several times the memory, even as
+        it is stored."""
+        footer = cls(header, b"", path)
+        footer.__dict__["places"] = places
+        return footer
+
     def uids(self) -> np.ndarray:
         return uid_array(self.trajectories["uid"])
 

@@ -29,7 +29,6 @@ from pipelines.lake import collectors
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.log import read_log
-from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
 
@@ -93,8 +92,25 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     return update, told_by, lakes
 
 
-def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:
-    """Find the lake of a snapshot by its id: where the user says, where the run says it was, or the run's own."""
+def read_drawn(name: str) -> tuple[RunDirectory, int, list[dict[str, Any]]]:
+    """Return the run, the update and the snapshots of the checkpoint RUN@CHECKPOINT, from its own record, which counts
+    the trajectories. InputMissing if it was not kept, or was not trained on a lake."""
+    path, which = split(name)
+    directory = RunDirectory.open(path)
+    update, told_by, snapshots = read_snapshots(directory, which)
+    if told_by != update:
+        known = ", ".join(map(str, list_checkpoints(directory.checkpoints)))
+        raise InputMissing(f"run '{path}' has not kept checkpoint {update}", hint=f"there are: {known}")
+    if not snapshots:
+        raise InputMissing(f"checkpoint {update} of run '{path}' was not trained on any lake", hint="name a later one")
+    return directory, update, snapshots
+
+
+def find_lake(
+    snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path], *, option: str = "--lake"
+) -> Lake:
+    """Find the lake of a snapshot by its id: where the user says (by `option`), where the run says it was, or the run's
+    own."""
     id, name = snapshot["id"], snapshot["name"]
     recorded = [lake["lake"] for lake in directory.load_record().get("lakes", ()) if lake["id"] == id]
     for place in (*given, *recorded, name, directory.lake):
@@ -104,7 +120,7 @@ def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Seque
     was = next((f"at '{place}'" for place in (*recorded, name) if place), "here")
     raise InputMissing(
         f"the lake that run '{directory.path}' drew from is not {was} any more (its id is {id})",
-        hint="say where it is: --lake LAKE",
+        hint=f"say where it is: {option} LAKE",
     )
 
 
@@ -164,6 +180,8 @@ class TrainingHistory:
         first = min((int(at) for at, seen in snapshot["history"] if seen >= count), default=None)
         if first is None or not snapshot["where"].strip():
             return first
+        from pipelines.lake.sql.selection import select  # imports duckdb, which starts threads: see `ForkServer`
+
         where = f"(\n{snapshot['where']}\n) and uid = '{uid}'"
         return first if len(select(self._lake, where).uids) else None
 
@@ -257,6 +275,7 @@ class CheckpointLineage:
     lakes: tuple[LakeLineage, ...] = ()
     weights_from: str = ""  # POLICY@UPDATE that a warm start began with
     reference: str = ""  # POLICY@UPDATE that its policy was held near
+    like: str = ""  # POLICY@UPDATE whose trajectories it drew from
 
 
 def split(name: str) -> tuple[Path, str]:
@@ -322,6 +341,7 @@ class _Walk:
             lakes=tuple(drawn),
             weights_from=directory.weights_from,
             reference=directory.reference,
+            like=directory.like,
         )
 
     def _trace_lake(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
@@ -396,6 +416,8 @@ class _Walk:
         table.restore(snapshot["segments"])
         where, chosen = snapshot["where"], None
         if where:
+            from pipelines.lake.sql.selection import select  # see above
+
             chosen = select(lake, where, schema_id=snapshot["schema"], listener=self.listener).uids
         dropped = set(snapshot["dropped"])
         for id in sorted(dropped):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to restore a table from segments that are rewritten meanwhile
-_TOGETHER = 1 << 18  # trajectories that are added at once: looking up uids costs less, and memory 32 B for each
+_TOGETHER = 1 << 20  # trajectories that are added at once: looking up uids costs less, and memory 32 B for each
 
 
 def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.ndarray:
@@ -42,8 +42,9 @@ def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.nda
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64, `length` (n,) u4 (actions) and
-    `first_step` (n,) u4, the time of row 0 in its episode; `episode` as of `Footer.episodes`.
+    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) u4, or int64 in a file of more rows, `length`
+    (n,) u4 (actions) and `first_step` (n,) u4, the time of row 0 in its episode (None: 0 for all); `episode` as of
+    `Footer.episodes`.
 
     `id` is the name under which they were first seen here; their rows are in the file of segment `file`, which changes
     when they are rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number (index in
@@ -60,7 +61,7 @@ class Segment:
     uids: np.ndarray
     row0: np.ndarray
     length: np.ndarray
-    first_step: np.ndarray
+    first_step: np.ndarray | None
     bases: tuple[np.ndarray, np.ndarray] | None = None
     episode: np.ndarray | None = None
 
@@ -75,8 +76,14 @@ class Segment:
     def only(self, keep: np.ndarray) -> Segment:
         """Return the segment with some of its trajectories; `keep` is a mask or an index."""
         bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
-        own = {name: getattr(self, name)[keep] for name in ("uids", "row0", "length", "first_step")}
-        return replace(self, **own, bases=bases, episode=None if self.episode is None else self.episode[keep])
+        names = ("uids", "row0", "length", "first_step", "episode")
+        own = {name: values[keep] for name in names if (values := getattr(self, name)) is not None}
+        return replace(self, **own, bases=bases)
+
+
+def _narrow(rows: np.ndarray) -> np.ndarray:
+    """Return row numbers (n,) as u4 if they fit."""
+    return rows.astype(np.uint32) if rows.max(initial=0) < 2**32 else rows
 
 
 class Findings(NamedTuple):
@@ -105,13 +112,17 @@ class LiveTable:
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
     segments to look at, by id; the footers of others are not read. `thorough`: read every footer itself, where others
     believe manifests, and the log at every refresh, where others read that of an object store at every other one;
-    maintenance rests on both.
+    maintenance rests on both. `admitted`: the only segments whose trajectories are taken in, by id; those that are
+    rewritten from them are followed. `observe` is called with the id and the footer of each segment that is read:
+    decoding it again would cost as much as all the rest.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
     thorough: bool = False
+    admitted: Collection[str] | None = None
+    observe: Callable[[str, Footer], None] = lambda id, footer: None
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -127,7 +138,6 @@ class LiveTable:
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
         self._rewritten: dict[str, Footer] = {}  # of this refresh
-        self._opened = ""  # that of them whose trajectories were taken in last
         self._lost = False  # one of them was gone
         self.files: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
         self._settling: set[str] = set()  # hidden files that still have numbers
@@ -173,7 +183,7 @@ class LiveTable:
         held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
         self._drop([id for id in held if not self._storage.exists(segment_key(id))])
         self._uncover()
-        new = sorted(self._new - self._known)
+        new = sorted(self._new - self._known if self.admitted is None else self._new.intersection(self.admitted))
         self._prefetch(new)
         self._admit(new, patient=True)
         self._new.clear()
@@ -186,7 +196,6 @@ class LiveTable:
     def _report_changes(self) -> RefreshResult:
         self._rewritten.clear()
         self._manifests.clear()
-        self._opened = ""
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
         changed = tuple(sorted(number for number in self._changed if number < before))
@@ -259,9 +268,13 @@ class LiveTable:
                 if not self.files.get(id):  # taken in again, as if it was new
                     self._known.discard(id)
                     self._new.add(id)
-            dead = self.log.find_dead(id) if self.files.get(id) else np.zeros(0, "S16")
-            for segment in (self.segments[number] for number in self.files.get(id, ())) if len(dead) else ():
-                self._reduce(segment, ~contains(dead, segment.uids))
+            segments = [self.segments[number] for number in self.files.get(id, ())]
+            dead = self.log.find_dead(id) if segments else np.zeros(0, "S16")
+            if len(dead):  # one search for all: a merged file has many segments
+                alive = ~contains(dead, np.concatenate([segment.uids for segment in segments]))
+                ends = np.cumsum([len(segment.uids) for segment in segments])
+                for segment, keep in zip(segments, np.split(alive, ends[:-1]), strict=True):
+                    self._reduce(segment, keep)
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read the footers of the segments among `ids` that were rewritten from others."""
@@ -274,7 +287,7 @@ class LiveTable:
                 self._lost |= id not in self.unreadable
                 self._review(self.log.ignore(id) if id in self.unreadable else ())
                 continue
-            self._rewritten[id] = replace(footer)  # without the decoded table
+            self._rewritten[id] = footer
             self._findings[0].append(id)
             self._where.update(dict.fromkeys(footer.replaces, id))
 
@@ -317,7 +330,7 @@ class LiveTable:
         self._dropped.append(old.uids[~keep])
         new = old.only(keep)
         if file is not None and row0 is not None:
-            new = replace(new, file=file, row0=row0)
+            new = replace(new, file=file, row0=_narrow(row0))
         self.segments[old.number] = new
         self._changed.add(old.number)
         if old.number not in self._derived:
@@ -372,18 +385,21 @@ class LiveTable:
                 if self.log.hides(file):
                     self._hidden.add(file)
                     continue
-                if self._opened not in (file, ""):  # forget its decoded tables, as large as all its uids and texts
-                    self._rewritten[self._opened] = replace(self._rewritten[self._opened])
-                self._opened = file if file in self._rewritten else ""
                 footer = self._rewritten.get(file) or self._footer(file)
                 self._known.add(id)
                 if footer is None:
                     continue
                 if footer.is_overlay:
-                    overlays[id] = replace(footer)
+                    overlays[id] = footer
                     continue
+                if footer.replaces and id == file:  # the segments it was rewritten from came first: is there more?
+                    full, segments, count = segments, [], 0
+                    self._add(full)
+                    taken = sum(len(self.segments[number].uids) for number in self.files.get(id, ()))
+                    if taken == np.count_nonzero(self.log.select_live(id, footer.places.uids)):
+                        continue
                 places = self._take_part(id, footer)
-                segments.append((id, replace(footer, packed=b""), places))
+                segments.append((id, footer, places))
                 count += len(places.uids)
                 if count >= _TOGETHER:
                     full, segments, count = segments, [], 0
@@ -431,9 +447,9 @@ class LiveTable:
                 is_overlay=footer.is_overlay,
                 columns=footer.columns,
                 uids=places.uids,
-                row0=places.row0,
+                row0=_narrow(places.row0),
                 length=places.length,
-                first_step=places.first_step,
+                first_step=places.first_step if places.first_step.any() else None,
                 bases=bases,
                 episode=places.episode,
             )
@@ -492,8 +508,9 @@ class LiveTable:
                 self.listed_rows[id] = listed.header["rows"]
                 return listed
             footer = read_footer(self._storage, id)
-            _ = footer.places
-            return footer
+            places = footer.places
+            self.observe(id, footer)
+            return Footer.of_places(footer.header, footer.path, places)
         except FileNotFoundError:  # expired or rewritten since it was listed: the next refresh finds out
             self.look_back()
         except AmagoError as error:

@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,17 +81,6 @@ class _ManifestHeader(Form):
     bases: list[str]
 
 
-@dataclass(frozen=True)
-class _ListedFooter(Footer):
-    """A footer as a manifest says it: it has places, but no table of trajectories."""
-
-    listed: Places
-
-    @cached_property
-    def places(self) -> Places:
-        return self.listed
-
-
 @dataclass(frozen=True, eq=False)
 class _Listed:
     """A segment of a manifest: its `entry` there, and its values of the `columns`; `bases`, names of segments."""
@@ -121,7 +109,7 @@ class _Listed:
             episode=episode if episode is not None and episode.any() else None,
             bases=Bases(self.bases[columns["base"]], columns["base_uid"], columns["base_offset"]) if overlay else None,
         )
-        return _ListedFooter(self.header, b"", self.entry.id, places)
+        return Footer.of_places(self.header, self.entry.id, places)
 
 
 class Manifests:

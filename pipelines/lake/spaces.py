@@ -9,7 +9,8 @@ stepped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -168,6 +169,17 @@ class Spaces:
     observation: Mapping[str, Space]
     action: Space
 
+    def with_column(self, name: str, space: Space) -> Spaces:
+        """Return a copy with one observation column more: in alphabetical order if the others are, as those of
+        gymnasium's Dict, else at the end."""
+        names = list(self.observation)
+        added = {**self.observation, name: space}
+        return Spaces(observation=dict(sorted(added.items())) if names == sorted(names) else added, action=self.action)
+
+    def covers(self, other: Spaces) -> bool:
+        """Check whether these have all that the other ones have, and perhaps more observation columns."""
+        return self.action == other.action and self.observation.items() >= other.observation.items()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "observation": [[name, space_to_json(space)] for name, space in self.observation.items()],
@@ -180,6 +192,12 @@ class Spaces:
         if not all(isinstance(name, str) for name in observation):
             raise ValueError("a column's name is not a text")
         return cls(observation=observation, action=space_from_json(data["action"]))
+
+
+def find_widest(found: Sequence[Spaces]) -> Spaces | None:
+    """Find those of some spaces that cover all of them; None if none do."""
+    widest = max(found, key=lambda spaces: len(spaces.observation), default=None)
+    return widest if widest is not None and all(widest.covers(spaces) for spaces in found) else None
 
 
 _MOST_GRID_POINTS = 1024  # each is an output of the policy and of every critic
@@ -212,6 +230,44 @@ def space_from_json(data: Mapping[str, Any]) -> Space:
     space: Space = _KINDS[data["kind"]](**fields)
     require_sound(space)
     return space
+
+
+_TYPE = re.compile(r"([a-z]+\d*)(?:\[([\d, ]+)\])?")
+
+
+def parse_type(text: str) -> Space:
+    """Read the space of an observation column from text: float32, uint8[8,8,3], discrete[5] (one of 5 choices),
+    discrete[3,4] (a vector of choices) or binary[4]. ValueError for another text."""
+    match = _TYPE.fullmatch(text.strip())
+    sizes = tuple(int(size) for size in match[2].split(",")) if match is not None and match[2] else ()
+    try:
+        if match is None:
+            raise ValueError(f"'{text}' is not a type")
+        space: Space
+        if match[1] == "discrete" and sizes:
+            space = Discrete(n=sizes[0]) if len(sizes) == 1 else MultiDiscrete(nvec=sizes)
+        elif match[1] == "binary" and len(sizes) == 1:
+            space = MultiBinary(n=sizes[0])
+        else:
+            space = Box(shape=sizes, dtype=np.dtype(match[1]).name)
+        require_sound(space)
+    except TypeError as error:
+        raise ValueError(f"'{text}' is not a type") from error
+    return space
+
+
+def format_type(space: Space) -> str | None:
+    """Write the text that `parse_type` reads; None if there is none."""
+    text = None
+    if isinstance(space, Box):
+        text = space.dtype + (f"[{','.join(map(str, space.shape))}]" if space.shape else "")
+    elif isinstance(space, Discrete):
+        text = f"discrete[{space.n}]"
+    elif isinstance(space, MultiDiscrete):
+        text = f"discrete[{','.join(map(str, space.nvec))}]"
+    elif isinstance(space, MultiBinary):
+        text = f"binary[{space.n}]"
+    return text if text is not None and parse_type(text) == space else None
 
 
 def require_sound(space: Space) -> None:

@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from pipelines.files.atomic import explain_errors, make_storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.schema import LABEL, OPTIONAL, Schema, digest
-from pipelines.lake.spaces import Spaces, space_to_json
+from pipelines.lake.spaces import OBSERVATION, Spaces, find_widest, format_type, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer, salvage
 
@@ -289,10 +289,14 @@ class Lake:
                     f"lake '{self.name}' holds steps {holds} {OPTIONAL[column]}, not {wanted}",
                     hint=f"choose another lake; collect.{column} stores {OPTIONAL[column]}{also}",
                 )
-            nearest = min((describe_difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
+            held = min(self.list_spaces(), key=lambda spaces: len(describe_difference(spaces, schema.spaces)))
+            hint = "choose another lake, or the environment that filled this one"
+            if to_write and (added := describe_added(held, schema.spaces)):
+                hint = f"choose another lake; or add to what it has: amago relabel --from-lake {self.name} {added}"
             raise InputMissing(
-                f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
-                hint="choose another lake, or the environment that filled this one",
+                f"lake '{self.name}' holds steps of other spaces: "
+                f"{'; '.join(describe_difference(held, schema.spaces))}",
+                hint=hint,
             )
         return schema.id
 
@@ -304,15 +308,22 @@ class Lake:
         held = sorted((each for each in self.schemas().values() if each.spaces == spaces), key=lambda s: s.labelled)
         return held[-1 if labels else 0] if held else Schema(spaces)
 
-    def only_schema(self, *, labels: bool = False) -> Schema:
-        """Return the schema of the lake's only spaces; `labels` as for `schema_of`. InputMissing if there are none yet,
-        or several.
-        """
+    def list_spaces(self) -> list[Spaces]:
+        """List the different spaces of the lake's steps."""
         known: list[Spaces] = []
         for schema in self.schemas().values():
             known += [schema.spaces] if schema.spaces not in known else []
-        if len(known) == 1:
-            return self.schema_of(known[0], labels=labels)
+        return known
+
+    def only_schema(self, *, labels: bool = False, lacking: Collection[str] = ()) -> Schema:
+        """Return the schema of the lake's only spaces, or of those with the most columns, where columns were added;
+        `labels` as for `schema_of`. `lacking`: of the spaces without these columns, if there are any. InputMissing if
+        there are none yet, or several that do not cover each other.
+        """
+        known = self.list_spaces()
+        known = [spaces for spaces in known if not spaces.observation.keys() & {*lacking}] or known
+        if (widest := find_widest(known)) is not None:
+            return self.schema_of(widest, labels=labels)
         what = "is empty" if not known else f"holds steps of {len(known)} different spaces"
         hint = "fill it with: amago collect" if not known else "name the environment whose steps are meant"
         raise InputMissing(f"lake '{self.name}' {what}", hint=hint)
@@ -392,6 +403,16 @@ def describe_difference(
         if one != other
     ]
     return phrases or ["the order of the observation's columns"]
+
+
+def describe_added(before: Spaces, after: Spaces) -> str:
+    """Write the options of `amago relabel` that make `after` of `before`, with values of 0; "" if there are none."""
+    spaces, options = before, []
+    for name, space in after.observation.items():
+        if name not in before.observation and name.startswith(f"{OBSERVATION}.") and (kind := format_type(space)):
+            spaces = spaces.with_column(name, space)
+            options.append(f"--with column:{name}:{kind}=0")
+    return " ".join(options) if options and spaces.to_json() == after.to_json() else ""
 
 
 def _format_space(space: Any) -> str:

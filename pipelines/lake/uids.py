@@ -112,8 +112,13 @@ class UidSet:
         run = run.at(fresh)
         while self._runs and len(self._runs[-1].first) <= 2 * len(run.first):
             known = self._runs.pop()
-            place = known.place(run)
-            run = Halves(np.insert(known.first, place, run.first), np.insert(known.second, place, run.second))
+            place = known.place(run) + np.arange(len(run.first))
+            is_known = np.ones(len(known.first) + len(run.first), dtype=bool)
+            is_known[place] = False
+            merged = Halves(*np.empty((2, len(is_known)), dtype=np.uint64))
+            for both, own, other in zip(merged, run, known, strict=True):  # `np.insert` would find the places twice
+                both[place], both[is_known] = own, other
+            run = merged
         if len(run.first):
             self._runs.append(run)
         return new

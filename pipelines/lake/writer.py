@@ -43,6 +43,28 @@ _KINDS: dict[str, type] = {
 _NULLABLE = frozenset({"success", "history", "history_index"})
 
 
+# A lake is followed if a trainer has looked at it in the last seconds. Its writers then seal ten times as often, by
+# default: data is used sooner, and maintenance has more segments to merge.
+_FOLLOWED = "followed"
+_FOLLOWER_SECONDS = 30.0
+_FOLLOWED_SEAL_SECONDS = 1.0
+
+
+def mark_followed(storage: Storage) -> None:
+    """Let the writers of this host know that somebody waits for their data, for half a minute. Without effect on a lake
+    that is read-only or was removed."""
+    with contextlib.suppress(OSError):
+        (storage.local / "locks" / _FOLLOWED).touch()
+
+
+def is_followed(storage: Storage) -> bool:
+    """Return whether the lake was marked as followed recently."""
+    try:
+        return abs(time.time() - os.stat(storage.local / "locks" / _FOLLOWED).st_mtime) < _FOLLOWER_SECONDS
+    except OSError:
+        return False
+
+
 def writer_label(name: str) -> str:
     """Format how the names of writers called `name` begin."""
     return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:32]
@@ -73,7 +95,8 @@ class Writer:
         self._log: Log | None = None
         self._unsealed: list[UnsealedBatch] = []
         self._unsealed_bytes = 0
-        self._opened = 0.0
+        self._opened = self._sealed = self._looked = 0.0
+        self._followed = False
         self._sequence = 0
         self.trajectories = self.steps = self.bytes = 0
 
@@ -156,9 +179,18 @@ class Writer:
         return [out.data[start:stop] for start, stop in itertools.pairwise(starts.tolist())]
 
     def poll(self) -> None:
-        """Start sealing if the oldest unsealed trajectory has waited long enough."""
+        """Start sealing if the oldest unsealed trajectory has waited long enough; if the lake is followed on this host,
+        also once a second."""
         self._sealer.check()
-        if self._unsealed and time.monotonic() - self._opened >= self._seal_seconds:
+        if not self._unsealed:
+            return
+        now = time.monotonic()
+        if now - self._looked >= _FOLLOWED_SEAL_SECONDS:
+            self._looked, self._followed = now, is_followed(self._storage)
+        # What is rarer than that is sealed as it comes, since the last segment is older than a second.
+        if now - self._opened >= self._seal_seconds or (
+            self._followed and now - self._sealed >= _FOLLOWED_SEAL_SECONDS
+        ):
             self._cut()
 
     def seal(self) -> None:
@@ -174,6 +206,7 @@ class Writer:
         if self._log is not None:
             log, items = self._log, self._unsealed
             self._log, self._unsealed, self._unsealed_bytes = None, [], 0
+            self._sealed = time.monotonic()
             self._sealer.submit(log, items)
 
     def _publish(self, log: Log, items: Sequence[UnsealedBatch]) -> None:

@@ -46,7 +46,8 @@ class Context:
 class Relabeler(Protocol):
     """`reads`: the columns it must be given; `changes`: those that may differ afterwards, all of them read or made.
 
-    A relabeler may also have `method`, a text: the lake names its versions by it, not by the text that named it.
+    A relabeler may also have `method`, a text: the lake names its versions by it, not by the text that named it; and
+    `space`, that of the observation column that it adds, the only one that it changes.
     """
 
     @property
@@ -84,6 +85,7 @@ RELABELERS = Registry(
         "return": "pipelines.relabelers.rewards:DiscountedReturn.from_discount",
         "task": "pipelines.relabelers.rewards:Task.from_label",
         "label": "pipelines.relabelers.base:make_label",
+        "column": "pipelines.relabelers.columns:AddedColumn.from_text",
     },
 )
 
@@ -93,7 +95,7 @@ class Chain:
     them finds nothing has no version.
 
     UsageError for an unknown name or argument, InputMissing for one that does not fit these trajectories. `method`: how
-    the lake records where versions came from. `schema`: that of the versions, which labels may be added to.
+    the lake records where versions came from. `schema`: that of the versions, which labels and columns may be added to.
     """
 
     def __init__(self, texts: Sequence[str], context: Context, *, seed: int) -> None:
@@ -124,7 +126,11 @@ class Chain:
         read = {name for each in self._relabelers for name in each.reads}
         # A label of a whole trajectory has to be stored with some column: the smallest.
         changes = names or {RESET}
-        self.schema = replace(context.schema, labelled=context.schema.labelled or LABEL in names)
+        spaces = context.schema.spaces
+        for each in self._relabelers:
+            if (space := getattr(each, "space", None)) is not None:
+                spaces = spaces.with_column(each.changes[0], space)
+        self.schema = replace(context.schema, spaces=spaces, labelled=context.schema.labelled or LABEL in names)
         self.changes = tuple(column.name for column in self.schema.columns if column.name in changes)
         self.reads = tuple(column.name for column in context.schema.columns if column.name in read | changes)
 

@@ -44,7 +44,7 @@ class Rewards:
     @classmethod
     def from_values(cls, text: str, context: Context) -> Rewards:
         """Take rewards from a SQL expression or a function."""
-        reads, pay = _find_values(text, context, needed_by="reward", example='reward:"obs.speed" - 0.1')
+        reads, pay = find_values(text, context, needed_by="reward", example='reward:"obs.speed" - 0.1')
         return cls(reads=reads, pay=pay)
 
     @classmethod
@@ -79,7 +79,7 @@ class Success:
     @classmethod
     def from_values(cls, text: str, context: Context) -> Success:
         """Take success from a SQL predicate or a function."""
-        reads, holds = _find_values(text, context, needed_by="success", example="success:reward >= 1", predicate=True)
+        reads, holds = find_values(text, context, needed_by="success", example="success:reward >= 1", predicate=True)
         return cls(reads=reads, holds=holds)
 
     def relabel(self, paths: Paths) -> Paths:
@@ -143,7 +143,7 @@ def _parse_number(text: str, relabeler: str, example: str) -> float:
     return value
 
 
-def _find_values(
+def find_values(
     text: str, context: Context, *, needed_by: str, example: str, predicate: bool = False
 ) -> tuple[tuple[str, ...], Values]:
     """Find the columns to read, and a function from paths to (R,) numbers, 0 or 1 for a `predicate`.

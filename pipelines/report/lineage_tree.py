@@ -25,6 +25,7 @@ class Node:
         text = f"{origin.run} ({origin.identity}), checkpoint {origin.checkpoint}{reported}"
         children = [cls(f"began with the weights of {origin.weights_from}")] if origin.weights_from else []
         children += [cls(f"held near {origin.reference}")] if origin.reference else []
+        children += [cls(f"trained on what {origin.like} was trained on")] if origin.like else []
         children += [cls._of_lake(drawn) for drawn in origin.lakes] or [cls("not trained on any lake")]
         return cls(text, children)
 

@@ -22,7 +22,6 @@ from pipelines.lake import collectors
 from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.files import count_live_steps
 from pipelines.lake.maintenance.retention_thread import RetentionThread
-from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
@@ -304,6 +303,7 @@ class Collector:
                 event = replace(event, done=min(already + event.done, target), total=target)
             while not self.sink.notices.empty():
                 listener(self.sink.notices.get())
+            writer.poll()  # what was stored may be due long before the next episode ends
             listener(event)
 
         between = self._follow if self._follower is not None else None
@@ -379,6 +379,8 @@ def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
     index would fetch the footers of all collectors, by the segments of these."""
     if is_remote(lake.name):
         return count_live_steps(lake, writer_label(collector))
+    from pipelines.lake.sql.catalog import query  # imports duckdb, which starts threads: see `ForkServer`
+
     quoted = collector.replace("'", "''")
     mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
     _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")

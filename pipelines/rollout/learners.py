@@ -17,7 +17,6 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.reading import Reader, join_pieces
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, Space, Spaces
-from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.nearest import did_you_mean
 from pipelines.rollout.policies import Policy
@@ -162,6 +161,8 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     A learner keeps nothing of its own on a disk: the lake holds all that it learned from. Only steps that a crash kept
     from being stored are not learned again. StageFailed if episodes have expired since.
     """
+    from pipelines.lake.sql.catalog import query  # imports duckdb, which starts threads: see `ForkServer`
+
     quoted = collector.replace("'", "''")
     text = f"""select history, history_index, uid, first_step from trajectories
         where collector = '{quoted}' and history is not null and base_uid is null

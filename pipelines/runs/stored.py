@@ -158,7 +158,15 @@ class StoredRun:
     @property
     def parent(self) -> str:
         """The policy that a warm start began with, POLICY@UPDATE; empty if the first weights were random."""
-        found = self.record.get("weights_from")
+        return self._name_policy("weights_from")
+
+    @property
+    def like(self) -> str:
+        """The checkpoint whose trajectories the run was trained on, POLICY@UPDATE; empty if there is none."""
+        return self._name_policy("like")
+
+    def _name_policy(self, key: str) -> str:
+        found = self.record.get(key)
         return f"{found.get('policy')}@{found.get('update')}" if isinstance(found, Mapping) else ""
 
     @cached_property

@@ -18,7 +18,9 @@ from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, RunScores, fi
 from pipelines.runs.stored import RunState, StoredRun, find_running, read_run
 
 COLUMNS: Mapping[str, str] = {
-    **dict.fromkeys(("run", "name", "recipe", "env", "parent", "state", "stage", "host", "reason", "changed"), "text"),
+    **dict.fromkeys(
+        ("run", "name", "recipe", "env", "parent", "like", "state", "stage", "host", "reason", "changed"), "text"
+    ),
     **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "other_evaluations"), "count"),
     **dict.fromkeys(("score_update", "best_update", "bytes"), "count"),
     **dict.fromkeys(("progress", "seconds_left", "age", "started"), "number"),
@@ -66,6 +68,7 @@ def summarize_run(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "recipe": run.recipe,
         "env": run.env,
         "parent": run.parent,
+        "like": run.like,
         "state": state.pop("status"),
         **{key: state[key] for key in ("stage", "pid", "host", "reason", "started")},
         "progress": run.share,

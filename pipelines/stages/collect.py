@@ -20,6 +20,7 @@ from pipelines.envs.env import ActorsFailed, EnvSpec
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
+from pipelines.lake.store import Lake
 from pipelines.rollout.environment import FEW, STEPS, with_actors
 from pipelines.rollout.plan import CollectionPlan, describe_behaviour, name_in_run
 from pipelines.runs.progress import record_progress
@@ -88,6 +89,9 @@ def run(
         plan = CollectionPlan(
             settings=settings, place=where, name=name, run=directory, behaviour=behaviour, replace=replaced
         )
+        filled = None if replaced else Lake.find(where)
+        if filled is not None:
+            collectors.warn_of_repetition(filled, name, plan.describe(directory, None), listener)
         collector = stack.enter_context(make_collectors(plan, begin=begin, ends=True, listener=listener))
         assert isinstance(sized.steps, int)
         target = sized.steps + (collector.before if add else 0)

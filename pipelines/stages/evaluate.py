@@ -28,7 +28,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import compute_metrics, make_example
 from pipelines.evaluation.runner import EpisodeResults, play_episodes
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Listener, Notice, silent, wait_for
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
@@ -51,7 +51,6 @@ from pipelines.stages.resolve import find_differences
 from pipelines.stages.result import Result
 from pipelines.stages.tasks import Channel
 from pipelines.tracking.background import track_run
-from pipelines.training.data import wait_for
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 

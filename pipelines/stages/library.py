@@ -11,10 +11,12 @@ from typing import Any
 from pipelines.config.changes import imports_source, list_acting_keys, refuse_unused
 from pipelines.config.load import fold, resolve
 from pipelines.config.places import AMAGO, find_bundle, is_run, locate_lake, parse_share
+from pipelines.config.policy_files import PolicySource
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings, SourceSettings
+from pipelines.config.settings import Settings, SourceSettings, TrainSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
+from pipelines.lake.lineage import find_lake, read_drawn
 from pipelines.lake.storage import is_remote
 from pipelines.rollout.environment import find_env_model
 from pipelines.stages.make_recipe import choose_by_hand
@@ -124,6 +126,7 @@ def train(
     run: Path | str | None = None,
     steps: int | None = None,
     add: int | None = None,
+    like: str | None = None,
     settings: Mapping[str, Any] | None = None,
     fresh: bool = False,
     listener: Listener = silent,
@@ -135,6 +138,8 @@ def train(
         run: directory of the run (default: the run of the only lake, otherwise runs/train). Repeating the call
             resumes from its newest checkpoint.
         steps: total gradient updates; `add`: this many more, at each call.
+        like: RUN[@CHECKPOINT]: train a new run on exactly the trajectories that this checkpoint was trained on, with
+            the settings of that run; `from_lake` then says where its lakes are now, or mixes them by other weights.
         settings: further values by dotted key, e.g. {"size": "tiny", "train.where": "success"}. Unlike the command,
             this chooses no network size for you: without a GPU, give a "size".
         fresh: start over instead of resuming.
@@ -145,7 +150,7 @@ def train(
 
     Raises:
         UsageError: a setting is unknown or invalid (all are listed), or the run was configured differently.
-        InputMissing: a lake does not exist or is empty.
+        InputMissing: a lake does not exist or is empty, or trajectories of `like` have expired.
         Locked: another process trains this run.
 
     >>> train("runs/maze", steps=2, settings={"size": "tiny"}).metrics["updates"]
@@ -153,7 +158,10 @@ def train(
     """
     given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
     directory, source = choose_training_run(given, None if run is None else Path(run))
-    base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
+    like = like or (settings or {}).get("train.like")
+    if like and "train.where" in (settings or {}):
+        raise UsageError("like and train.where exclude each other", hint="its trajectories are chosen already")
+    base = load_training_base(directory, source, like)
     base.pop("track", None)  # where to send something is the caller's choice
     if given and "train.lakes" in (settings or {}):
         raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
@@ -161,8 +169,8 @@ def train(
         refuse_unused("train", settings or {})
     if steps is not None and add is not None:
         raise UsageError("steps and add exclude each other", hint="give one of them")
-    resolved = _resolve(base, {"train.steps": steps if add is None else add}, settings)
-    lakes = shares(given or resolved.train.lakes, directory)
+    resolved = _resolve(base, {"train.steps": steps if add is None else add, "train.like": like}, settings)
+    lakes = choose_lakes(given, directory, resolved.train)
     from pipelines.stages import train as engine
 
     return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh, add=add is not None)
@@ -229,6 +237,39 @@ def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, flo
     if not lakes:
         raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
     return [(locate_lake(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
+
+
+def choose_lakes(given: Sequence[str], run: Path, train: TrainSettings) -> list[tuple[Path | str, float, float | None]]:
+    """List the lakes that `run` trains on, each with its initial and final weight: those given, those that the
+    checkpoint of `train.like` was trained on, or `train.lakes`.
+
+    InputMissing if that checkpoint, or a lake of it, is not where it was.
+    """
+    if given or not train.like:
+        return shares(given or train.lakes, run)
+    own = RunDirectory(run)
+    if own.load_document().get("train", {}).get("like") == train.like and (known := own.load_record().get("lakes")):
+        found = [(each["lake"], each["weight"], each["last"]) for each in known]
+    else:
+        source, _, snapshots = read_drawn(train.like)
+        found = [(find_lake(each, source, (), option="--from-lake").name, *each["share"]) for each in snapshots]
+    return [(lake, first, None if last == first else last) for lake, first, last in found]
+
+
+def load_training_base(run: Path, source: Path | None, like: str | None = None) -> dict[str, Any]:
+    """Load the settings that a training of `run` changes: its own, or those that a new run adopts of the run at
+    `source`, or of that of the checkpoint `like`, whose selection of trajectories comes with it."""
+    stored = RunDirectory(run).load_document()
+    if not like or PolicySource(like, "train.like").is_stored(stored):
+        if stored or source is None:
+            return stored
+        adopted = RunDirectory(source).load_document()
+        adopted.get("train", {}).pop("like", None)  # which is for that run's lakes
+        return adopted
+    drawn, _, snapshots = read_drawn(like)
+    adopted = stored or drawn.load_document()
+    kept = {key: value for key, value in adopted.get("train", {}).items() if key not in ("lakes", "follow")}
+    return {**adopted, "train": {**kept, "where": snapshots[0]["where"]}}
 
 
 def choose_training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:

@@ -25,11 +25,13 @@ from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.overlays import OverlayWriter, overlay_uids, split_versions
 from pipelines.lake.reading import Reader, join_pieces
+from pipelines.lake.spaces import find_widest
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
-from pipelines.lake.store import Lake
+from pipelines.lake.store import Lake, describe_difference
 from pipelines.lake.uids import positions, raw_uids
 from pipelines.relabelers.base import Chain, Context
+from pipelines.relabelers.columns import find_added
 from pipelines.relabelers.paths import draw_shares
 from pipelines.rollout.labels import make_labels
 from pipelines.stages.result import Result
@@ -95,7 +97,8 @@ class _Job:
 
     def __init__(self, store: Lake, wanted: RelabelSettings, *, seed: int, listener: Listener) -> None:
         self.store, self.wanted, self.seed, self.listener = store, wanted, seed, listener
-        self.schema = store.only_schema()
+        self._added = find_added(wanted.relabelers).keys()
+        self.schema = store.only_schema(lacking=self._added)
         self.writers: dict[tuple[str, ...], OverlayWriter] = {}
         self.total = self.done = self.expired = 0
         self._chains: dict[str, Chain] = {}
@@ -103,6 +106,11 @@ class _Job:
     def plan(self) -> list[_RelabelledPart | _RelabelledEpisodes]:
         """Find originals without all their versions. Invalid settings are detected here."""
         chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
+        if self._added:  # the value of a column is not chosen twice
+            filled = query(self.store, "select base_uid, schema from trajectories where base_uid is not null")[1]
+            has = {id for id, schema in self.store.schemas().items() if self._added <= schema.spaces.observation.keys()}
+            done = np.sort(raw_uids(sorted({uid for uid, schema in filled if schema in has})))
+            chosen = chosen[positions(done, chosen, np.arange(len(done))) < 0]
         _, episodes = query(self.store, _EPISODES, listener=self.listener)
         pieces = np.sort(raw_uids([uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1]]))
         self._reader = Reader(self.store, listener=self.listener)
@@ -114,6 +122,8 @@ class _Job:
             chosen = chosen[draw_shares(self.seed, chosen) < self.wanted.fraction]
         parts: list[_RelabelledPart] = []
         for segment in self._reader.list_originals():
+            if not self._fits(segment.schema_id):
+                continue
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
             portion = self._reader.read_portion(segment.number, mine)
             if portion is not None:
@@ -135,6 +145,8 @@ class _Job:
             mine = raw_uids(uids)
             if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
                 continue
+            if not self._fits(self._reader.locate(uids[0])[0].schema_id):
+                continue
             if self.wanted.fraction < 1 and draw_shares(self.seed, mine[:1])[0] >= self.wanted.fraction:
                 continue
             versions = (overlay_uids(mine, self._chain(env).method, copy) for copy in range(self.wanted.copies))
@@ -151,8 +163,18 @@ class _Job:
                 listener=self.listener,
                 make_labels=partial(make_labels, reader=self._reader),
             )
-            self._chains[env] = Chain(self.wanted.relabelers, context, seed=self.seed)
+            chain = self._chains[env] = Chain(self.wanted.relabelers, context, seed=self.seed)
+            if find_widest([*self.store.list_spaces(), chain.schema.spaces]) is None:
+                known = self.store.only_schema().spaces
+                what = "; ".join(describe_difference(known, chain.schema.spaces))
+                raise InputMissing(
+                    f"lake '{self.store.name}' has other columns: {what}", hint="add them with the types that they have"
+                )
         return self._chains[env]
+
+    def _fits(self, schema_id: str) -> bool:
+        """Check whether originals of this schema have the columns that are relabelled, and not yet those to add."""
+        return self.store.schema(schema_id).spaces == self.schema.spaces
 
     def _lacking(self, env: str, uids: np.ndarray) -> np.ndarray:
         """Select those of `uids` that lack a version."""

@@ -11,7 +11,6 @@ from pipelines.envs.make import find_settings_model
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice
 from pipelines.lake import collectors
-from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 
 
@@ -21,6 +20,8 @@ def find_longest_episode(lakes: Sequence[Lake]) -> int | None:
     found = [record.get("horizon") for lake in lakes for record in collectors.read_all(lake).values()]
     known = [horizon for horizon in found if isinstance(horizon, int) and horizon > 0]
     if not found or len(known) < len(found):
+        from pipelines.lake.sql.catalog import query  # imports duckdb, which starts threads: see `ForkServer`
+
         lengths = [query(lake, "select max(length) from trajectories")[1][0][0] for lake in lakes]
         known += [length for length in lengths if length is not None]
     return max(known, default=None)

@@ -136,6 +136,10 @@ def _run_chain(
         raise UsageError(
             "`amago run` always acts with the agent it trains", hint="remove collect.follow, or use amago collect"
         )
+    if settings.train.like:
+        raise UsageError(
+            "train.like: a chain trains on the lakes that it fills", hint="use amago train --like RUN@CHECKPOINT"
+        )
     collects_alone = any(entry.stage == "collect" for entry in settings.stages) and not settings.collect.label
     if settings.agent.target == "label" and collects_alone:
         raise UsageError(

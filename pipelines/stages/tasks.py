@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -26,7 +26,7 @@ from pipelines.config import host
 from pipelines.config.host import count_cores
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Progress
-from pipelines.processes import describe_exit, pack_error, start_python
+from pipelines.processes import ForkServer, describe_exit, pack_error, start_python
 
 _ORPHAN_SECONDS = 5.0  # for a task whose driver has ended to store what it has
 STOP_SECONDS = 300.0  # for tasks to stop at their next safe point
@@ -98,8 +98,10 @@ class RunningTask(Protocol):
     """A task from its driver's side. `ended` says how its process ended, once it has; "" before."""
 
     host: str
-    pid: int
     ended: str
+
+    @property
+    def pid(self) -> int: ...
 
     def messages(self) -> list[tuple[str, Any]]:
         """Receive what the task has posted since the last call, oldest first."""
@@ -135,11 +137,14 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Processes of this host, for about `count` tasks at a time, which share its cores."""
+    """Processes of this host, for about `count` tasks at a time, which share its cores. They are forked from a process
+    that has imported the module of the first task: importing torch costs each of them more than to play for a while.
+    """
 
     def __init__(self, count: int) -> None:
         self._threads = max(count_cores() // count, 1)
         self._running: list[TaskProcess] = []
+        self._server: ForkServer | None = None
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -155,12 +160,30 @@ class LocalEngine:
         for each in self._running:
             each.process.kill()
             each.process.wait()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def start(self, task: Task) -> TaskProcess:
         """Start a process for a task."""
         self._running = [each for each in self._running if not each.ended]
-        self._running.append(TaskProcess(task, threads=self._threads))
+        environment = {"OMP_NUM_THREADS": str(self._threads)} | host.strip_launcher()
+        ours, theirs = Pipe()
+        with theirs:
+            self._running.append(TaskProcess(task, ours, self._start(task, theirs.fileno(), environment)))
         return self._running[-1]
+
+    def _start(self, task: Task, descriptor: int, environment: Mapping[str, str]) -> Process:
+        if sys.platform != "linux":  # elsewhere, forking is not safe with the libraries of the system
+            code = f"from pipelines.stages.tasks import main; main({descriptor})"
+            return start_python(code, descriptors=(descriptor,), environment=environment)
+        if self._server is not None and self._server.environment == environment:
+            with contextlib.suppress(BrokenPipeError):  # it was killed
+                return self._server.fork(descriptor)
+        if self._server is not None:
+            self._server.close()
+        self._server = ForkServer("pipelines.stages.tasks:main", [type(task).__module__], environment)
+        return self._server.fork(descriptor)
 
     def wait(self, seconds: float) -> None:
         """Wait until a process has posted something or ended, or for `seconds`."""
@@ -175,22 +198,29 @@ class LocalEngine:
         return ""
 
 
-class TaskProcess:
-    """A process that performs one task."""
+class Process(Protocol):
+    """A process, forked or a `Popen`."""
 
-    def __init__(self, task: Task, *, threads: int) -> None:
-        self.connection, theirs = Pipe()
-        try:
-            self.process = start_python(
-                f"from pipelines.stages.tasks import main; main({theirs.fileno()})",
-                descriptors=(theirs.fileno(),),
-                environment={"OMP_NUM_THREADS": str(threads)} | host.strip_launcher(),
-            )
-        finally:
-            theirs.close()
-        self.host, self.pid, self.ended = socket.gethostname(), self.process.pid, ""
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class TaskProcess:
+    """A `process` that performs one task, and the other end of its `connection`."""
+
+    def __init__(self, task: Task, connection: Connection, process: Process) -> None:
+        self.connection, self.process = connection, process
+        self.host, self.ended = socket.gethostname(), ""
         self.send(Caller())
         self.send(pickle.dumps(task))
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def messages(self) -> list[tuple[str, Any]]:
         """Receive what the task has posted since the last call, oldest first."""

@@ -16,14 +16,15 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
-from pipelines.events import Listener, silent
+from pipelines.events import Listener, Notice, silent, wait_for
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.schema import LABEL, OPTIONAL
+from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.describing import find_duplicates
 from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
-from pipelines.lake.store import Lake, describe_difference
+from pipelines.lake.store import Lake, describe_added, describe_difference
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
@@ -31,7 +32,7 @@ from pipelines.runs.progress import record_progress
 from pipelines.stages.resolve import find_environment, find_longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import track_run
-from pipelines.training.data import require_columns, wait_for
+from pipelines.training.data import require_columns
 from pipelines.training.trainer import Trainer
 
 
@@ -85,6 +86,9 @@ def run(
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             schema = opened[0].only_schema(labels=labels)
             require_columns(schema, settings.agent, lake=opened[0].name)
+            if is_main():
+                for lake in opened:
+                    _warn_of_lacking(lake, schema.spaces, listener)
             spaces = schema.spaces
         with ranks.raise_together():
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
@@ -217,6 +221,27 @@ def _open_lakes(
                 hint="only lakes with the same observations and actions can be mixed",
             )
     return lakes
+
+
+def _warn_of_lacking(lake: Lake, spaces: Spaces, listener: Listener) -> None:
+    """Warn of trajectories that are not drawn from, since they lack observation columns that others have."""
+    schemas = lake.schemas()
+    for before in lake.list_spaces():
+        if before == spaces:
+            continue
+        lacking, having = (
+            ", ".join(f"'{id}'" for id, schema in schemas.items() if schema.spaces == each) for each in (before, spaces)
+        )
+        text = f"""select count(*) from trajectories where schema in ({lacking}) and base_uid is null and uid not in
+            (select base_uid from trajectories where schema in ({having}) and base_uid is not null)"""
+        [(count,)] = query(lake, text, listener=listener)[1]
+        if count:
+            names = ", ".join(sorted(spaces.observation.keys() - before.observation.keys()))
+            way = (
+                f"; amago relabel --from-lake {lake.name} {added}" if (added := describe_added(before, spaces)) else ""
+            )
+            text = f"{count} trajectories of lake '{lake.name}' lack {names} and are not drawn from{way}"
+            listener(Notice(stage="train", text=text, level="warning"))
 
 
 def refuse_twice(lakes: Sequence[Lake]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelines.data.mixture import Mixture
-from pipelines.data.view import View
+from pipelines.data.view import View, bases
 from pipelines.events import Listener, Notice
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.storage import is_remote
@@ -55,7 +55,7 @@ def _format_size(size: int) -> str:
 def count_drawn_bytes(view: View) -> int:
     """Return the size of the files that hold trajectories that may be drawn."""
     chosen = view.table[view.table["weight"] > 0]
-    numbers = np.union1d(chosen["segment"], chosen["base"])
+    numbers = np.union1d(chosen["segment"], bases(chosen))
     files, storage = view.files, view.lake.storage
     has_blobs = any(column.is_blob for column in view.schema.columns)
     total = 0

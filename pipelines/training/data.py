@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,16 @@ from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
-from pipelines.errors import InputMissing, StageFailed, StorageError
-from pipelines.events import Listener, Notice, Progress
+from pipelines.errors import InputMissing, StageFailed, StorageError, UsageError
+from pipelines.events import Listener, Notice, wait_for
 from pipelines.lake.footer import uid_array
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.sql.selection import select, select_rows
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
+from pipelines.lake.writer import mark_followed
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.relabelers.base import Chain, Context
@@ -34,8 +36,8 @@ from pipelines.relabelers.paths import draw_shares
 from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
-POLL_SECONDS = 0.5
-T = TypeVar("T")
+# Lakes in directories are looked at so often, unless a look takes more than one part in `_WORTH` of the time.
+_QUICK_SECONDS, _WORTH = 0.2, 20
 
 
 class TrainingData:
@@ -57,7 +59,9 @@ class TrainingData:
         self._capacity = CapacityCheck(self.mixture, share=span[1] - span[0], listener=listener)
         self.env_steps = 0
         self._settings = train
-        self._refreshed = self._salvaged = 0.0
+        self._refreshed = self._salvaged = self._took = 0.0
+        # Each look at an object store, and each segment in it, costs money.
+        self._is_near = all(isinstance(lake.storage, LocalStorage) for lake, _ in lakes)
 
     def restore(self, checkpoint: Checkpoint, arrays: Mapping[str, torch.Tensor]) -> None:
         """Draw as the sampler of `checkpoint` would have gone on; `arrays`: what it had learnt."""
@@ -66,6 +70,49 @@ class TrainingData:
             with checkpoint.understood():
                 self.mixture.restore(data["lakes"])
                 self.mixture.load_arrays({name: tensor.numpy() for name, tensor in arrays.items()})
+
+    def hold(self, snapshots: Sequence[Mapping[str, Any]]) -> None:
+        """Draw from exactly what a checkpoint of another run drew from, as its `snapshots` say.
+
+        InputMissing if some of it has expired, or if the lakes are others; UsageError if trajectories would be selected
+        in another way than then.
+        """
+        like, where, problems = self._settings.like, self._settings.where, []
+        known = {snapshot["id"]: snapshot for snapshot in snapshots}
+        others = [part.view.lake.name for part in self.mixture.parts if part.view.lake.id not in known]
+        missing = known.keys() - {part.view.lake.id for part in self.mixture.parts}
+        if others or missing:
+            said = [f"it did not draw from '{name}'" for name in others]
+            said += [f"it drew from '{known[id]['name']}', which is not given" for id in sorted(missing)]
+            raise InputMissing(
+                f"train.like '{like}': {'; '.join(said)}", hint="leave out --from-lake, or give its lakes"
+            )
+        for part in self.mixture.parts:
+            view, snapshot = part.view, known[part.view.lake.id]
+            if where.strip() != snapshot["where"].strip():
+                raise UsageError(
+                    f"train.like '{like}': it drew where {snapshot['where'] or 'true'}, not where {where or 'true'}",
+                    hint="leave out train.where",
+                )
+            try:
+                view.restore(snapshot, whole=True)
+            except InputMissing as error:
+                problems.append(error.message)
+                continue
+            count = "select count(*) from trajectories"
+            if where and not select(view.lake, where, schema_id=view.schema.id, among=view.uids()).by_row:
+                [(total,)] = query(view.lake, count)[1]
+                if total > sum(len(segment.uids) for segment in view.live.segments):
+                    raise UsageError(
+                        f"train.like '{like}': what its where selects ({where.strip()}) depends on other trajectories, "
+                        f"which lake '{view.lake.name}' has gained since",
+                        hint="choose a run without such a predicate",
+                    )
+        if problems:
+            raise InputMissing(
+                f"train.like '{like}': {'; '.join(problems)}",
+                hint="name another checkpoint; amago lake protect LAKE --snapshot RUN@CHECKPOINT keeps those of one",
+            )
 
     def prepare(self, shares: Sequence[Share], *, update: int, listener: Listener) -> None:
         """Take in what is new and draw by `shares` from now on.
@@ -80,15 +127,21 @@ class TrainingData:
 
     def _refresh(self, update: int, listener: Listener) -> bool:
         """Take in what is new; return whether there is something to draw from."""
-        if self._settings.follow and is_main() and time.monotonic() - self._salvaged >= _SALVAGE_SECONDS:
-            for part in self.mixture.parts:
-                part.view.lake.salvage(listener=listener)
-            self._salvaged = time.monotonic()
+        began = time.monotonic()
+        if self._settings.follow and is_main():
+            due = began - self._salvaged >= _SALVAGE_SECONDS
+            self._salvaged = began if due else self._salvaged
+            for lake in (part.view.lake for part in self.mixture.parts):
+                if self._is_near:
+                    mark_followed(lake.storage)
+                if due:
+                    lake.salvage(listener=listener)
         self._agree(update)
         if is_main():  # rank 0 has listed the lakes, so this asks the store nothing
             self._capacity()
         self.env_steps = self.mixture.collected_steps
         self._refreshed = time.monotonic()
+        self._took = self._refreshed - began
         return not self.mixture.is_empty
 
     def _agree(self, update: int) -> None:
@@ -111,8 +164,12 @@ class TrainingData:
 
     @property
     def is_due(self) -> bool:
-        """Whether the lakes are followed and were last read `train.refresh_seconds` ago."""
-        return self._settings.follow and time.monotonic() - self._refreshed >= self._settings.refresh_seconds
+        """Whether the lakes are followed and were last read `train.refresh_seconds` ago; lakes in directories are read
+        more often, as long as that takes a small share of the time."""
+        seconds = self._settings.refresh_seconds
+        if self._is_near:
+            seconds = min(seconds, max(_QUICK_SECONDS, _WORTH * self._took))
+        return self._settings.follow and time.monotonic() - self._refreshed >= seconds
 
     def refresh(self, update: int, listener: Listener) -> None:
         """Take in what is new; while an object store cannot be reached, continue with what is here."""
@@ -123,18 +180,6 @@ class TrainingData:
                 raise
             self._refreshed = time.monotonic()
             listener(Notice(text=f"{error}; training goes on with what it knows of the lake", level="warning"))
-
-
-def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
-    """Return what `look` finds, once it finds something; waiting is reported and can be interrupted."""
-    began, reported = time.monotonic(), False
-    while (found := look()) is None:
-        if not reported:
-            listener(Notice(text=f"waiting for {what}"))
-            reported = True
-        listener(Progress(stage="wait", done=int(time.monotonic() - began), total=None, unit="s"))
-        time.sleep(POLL_SECONDS)
-    return found
 
 
 def require_columns(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
@@ -177,14 +222,15 @@ def make_mixture(
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
-            asked = _LakeSelection(lake, selection, schema_id)
+            asked = _LakeSelection(lake, selection, schema_id, fixed=bool(train.like))
             selection = replace(
                 selection,
                 evaluate=partial(asked.evaluate, listener=listener),
                 extend=partial(asked.extend, listener=listener),
                 beside=asked.evaluate if train.follow else None,
             )
-        view = View(lake, schema_id, selection=selection, extra=extra, listener=listener, verify=train.verify)
+        options: dict[str, Any] = {"extra": extra, "listener": listener, "verify": train.verify}
+        view = View(lake, schema_id, selection=selection, fixed=bool(train.like), **options)
         views.append((view, share))
         if train.relabel.relabeler:
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
@@ -202,15 +248,18 @@ def make_mixture(
 
 
 class _LakeSelection:
-    """The weights that a selection gives to trajectories of one schema of a lake."""
+    """The weights that a selection gives to trajectories of one schema of a lake. `fixed`: as if the lake had only
+    those that are weighed."""
 
-    def __init__(self, lake: Lake, selection: Selection, schema_id: str) -> None:
+    def __init__(self, lake: Lake, selection: Selection, schema_id: str, *, fixed: bool = False) -> None:
         self._lake, self._where, self._weight, self._schema_id = lake, selection.where, selection.weight, schema_id
+        self._fixed = fixed
         self._by_row = False  # as of the last evaluation
 
     def evaluate(self, uids: np.ndarray, listener: Listener) -> np.ndarray:
-        """Select from the whole lake; return the weights (n,) of `uids`."""
-        found = select(self._lake, self._where, self._weight, self._schema_id, listener=listener)
+        """Select from the whole lake, or among `uids`; return the weights (n,) of `uids`."""
+        among = uids if self._fixed else None
+        found = select(self._lake, self._where, self._weight, self._schema_id, among=among, listener=listener)
         self._by_row = found.by_row
         return found.weights_of(uids)
 

@@ -26,6 +26,7 @@ from pipelines.data.mixture import Share
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
+from pipelines.lake.lineage import read_drawn
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake, describe_difference
 from pipelines.learning import checkpoint as checkpoints
@@ -128,8 +129,8 @@ class Trainer:
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> TrainingData:
         """Return windows of `lakes` (each time the same ones), by the shares they have now, with what is new in them.
 
-        InputMissing if there are no trajectories, unless lakes are followed, which waits for the first. UsageError for
-        a trajectory longer than the sequence encoder can take.
+        InputMissing if there are no trajectories, unless lakes are followed, which waits for the first, and if those of
+        `train.like` are not all there. UsageError for a trajectory longer than the sequence encoder can take.
         """
         train = self.settings.train
         span = ranks.find_host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
@@ -142,6 +143,10 @@ class Trainer:
                 self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)
+                elif train.like:
+                    source, update, snapshots = read_drawn(train.like)
+                    self._data.hold(snapshots)
+                    self._origin |= {"like": {"policy": source.identity, "update": update}}
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
         with ranks.raise_together():
             self.learner.agent.sequence.require_time(self._data.mixture.longest)

@@ -80,6 +80,7 @@ VALUES = {
     "label": "expert",
     "opponents": "random",
     "init": "small",
+    "like": "small",
     "require": "return_mean > 0",
     "video": "1",
     "evaluators": "2",

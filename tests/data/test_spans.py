@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View
+from pipelines.data.view import View, bases
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.store import Lake
 from tests.data.seeded import SeededSampler
@@ -41,7 +41,7 @@ def draws(sampler: SeededSampler, count: int) -> np.ndarray:
 
 def files_read(sampler: SeededSampler, count: int) -> set[int]:
     chosen, _, _ = sampler.draw(count)
-    return set(sampler.view.file_of[sampler.view.table["base"][chosen]].tolist())
+    return set(sampler.view.file_of[bases(sampler.view.table)[chosen]].tolist())
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_hosts_share_one_file_at_most_and_read_all(lake: Lake) -> None:
     changes = {uid: {"reward": columns(np.random.default_rng(0), 3, SCHEMA)["reward"]} for uid in list(written)[::3]}
     derive(lake, changes, offset=0)
     view = view_of(lake, Strategy())
-    assert view.table["base"].tolist() != view.table["segment"].tolist()  # overlays are at their bases' files
+    assert bases(view.table).tolist() != view.table["segment"].tolist()  # overlays are at their bases' files
     bounds = np.linspace(0, 1, 5)
     read = [
         files_read(SeededSampler(view, length=8, span=span, seed=0), 20_000)
         for span in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
     assert all(len(one & other) <= 1 for one, other in itertools.combinations(read, 2))
-    assert set.union(*read) == set(view.file_of[view.table["base"]].tolist())
+    assert set.union(*read) == set(view.file_of[bases(view.table)].tolist())
     assert max(map(len, read)) <= len(view.files) / 2
 
 

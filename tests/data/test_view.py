@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.data.view import ROW, Selection, View
+from pipelines.data.view import PRIORITY, ROW, Selection, View, base_rows, bases
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Waiting
 from pipelines.lake.footer import hex_uids
@@ -13,7 +13,7 @@ from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, derive, fill, segment_files
+from tests.lake.factories import IMAGES, SCHEMA, derive, fill, live_ids, segment_files
 
 
 @pytest.fixture
@@ -31,7 +31,26 @@ def test_a_view_counts_what_it_holds(lake: Lake) -> None:
     assert (view.refresh(), view.refresh()) == (100, 0)
     assert view.num_steps == 18 + 100 * 100
     assert View(lake, IMAGES.id).refresh() == 1
-    assert ROW.itemsize == 36
+    assert ROW.itemsize == view.table.itemsize == 24
+
+
+def test_the_fields_of_overlays_come_with_the_first_one(lake: Lake) -> None:
+    """By hand: the overlay derives from the second trajectory, whose rows begin after the four of the first."""
+    _, base = fill(lake, [3, 4])
+    view = View(lake, SCHEMA.id, extra=PRIORITY)
+    view.refresh()
+    view.set_weights(np.array([2.0, 3.0]))
+    view.table["priority"] = [0.5, 0.25]
+    assert view.table.itemsize == ROW.itemsize + 5
+    assert (bases(view.table).tolist(), base_rows(view.table).tolist()) == ([0, 0], [0, 4])
+    derive(lake, {base: {"reward": np.ones(5, dtype=np.float32)}})
+    view.refresh()
+    table = view.table
+    assert table["segment"].tolist() == [0, 0, 1]
+    assert bases(table).tolist() == [0, 0, 0]
+    assert (table["row0"].tolist(), base_rows(table).tolist()) == ([0, 4, 0], [0, 4, 4])
+    assert (table["weight"].tolist(), table["priority"].tolist()) == ([2, 3, 1], [0.5, 0.25, 0])
+    assert (view.num_steps, view.collected_steps) == (3 + 4 + 4, 3 + 4)
 
 
 def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_comes_later(lake: Lake) -> None:
@@ -229,3 +248,25 @@ def test_another_process_takes_over_the_weights(lake: Lake) -> None:
             gate.finish(main)
         fill(lake, [7], seed=step + 1)
     assert main.table["weight"].tolist() == [1, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize("grace", [0, 60])
+def test_fixed_view_follows_its_trajectories_and_takes_in_no_others(lake: Lake, grace: float) -> None:
+    fill(lake, [5, 6, 7, 8], seal_every=2)
+    known = View(lake, SCHEMA.id)
+    known.refresh()
+    fill(lake, [9, 10], seed=1)
+    view = View(lake, SCHEMA.id, fixed=True)
+    view.restore(known.snapshot())
+    fill(lake, [11, 12, 13, 14], seed=2, seal_every=1)
+    compact(lake, CompactionRules(), grace_seconds=grace)
+    assert view.refresh() == 0
+    fill(lake, [15], seed=3)
+    assert view.refresh() == 0
+    assert view.uids().tolist() == known.uids().tolist()
+    assert view.table["length"].tolist() == [5, 6, 7, 8]
+    assert {segment.file for segment in view.segments} <= {*live_ids(lake)}
+    expire(lake, RetentionLimits(where="length in (5, 8)"), grace_seconds=grace)
+    later = View(lake, SCHEMA.id, fixed=True)
+    with pytest.raises(InputMissing, match="no longer has 2 of its 4 trajectories"):
+        later.restore(known.snapshot(), whole=True)

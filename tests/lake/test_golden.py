@@ -1,4 +1,4 @@
-"""The format of a lake, by a lake in this repository and by a reader that shares no code with ours."""
+"""The format of a lake, by lakes in this repository and by a reader that shares no code with ours."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InputMissing
+from pipelines.lake.live import LiveTable
 from pipelines.lake.log import read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.manifest import Manifests
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from tests.lake import outsider
 from tests.lake.factories import derive, fill, flip_a_bit, quarantine
-from tests.lake.golden import EXPECTED, LAKE
+from tests.lake.golden import EXPECTED, LAKES, NUMBERS
 from tests.tiers import some
 
 
+@pytest.fixture(params=NUMBERS)
+def number(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
 @pytest.fixture
-def golden(tmp_path: Path) -> Lake:
-    return Lake(shutil.copytree(LAKE, tmp_path / "lake"))
+def golden(number: int, tmp_path: Path) -> Lake:
+    return Lake(shutil.copytree(LAKES / str(number) / "lake", tmp_path / "lake"))
 
 
-def test_golden_lake_has_its_content(golden: Lake) -> None:
-    expected, reader = json.loads(EXPECTED.read_text()), Reader(golden)
+def test_golden_lake_has_its_content(golden: Lake, number: int) -> None:
+    expected, reader = json.loads((LAKES / str(number) / EXPECTED).read_text()), Reader(golden)
     assert sorted(reader.uids()) == sorted(expected)
     for uid, sums in expected.items():
         values = reader.read(uid).columns
@@ -50,6 +58,36 @@ def test_golden_lake_has_a_history(golden: Lake) -> None:
     assert (history, task, episodes) == ("c/0/t", "t", 2)
     text = "select \"return\" from trajectories where history = 'c/0/t' and base_uid is null order by history_index"
     assert [(first,), (last,)] == catalog.query(golden, text)[1]
+
+
+@pytest.mark.parametrize("number", NUMBERS[1:], indirect=True)
+def test_golden_lake_has_manifests_that_agree_with_its_footers(golden: Lake) -> None:
+    manifests = Manifests(golden.storage, golden.id)
+    manifests.load()
+    live = LiveTable(golden)
+    live.refresh()
+    listed = [segment.file for segment in live.segments if manifests.names(segment.file)]
+    assert len(listed) == len({segment.file for segment in live.segments}) == 4
+    shutil.rmtree(golden.path / "manifests")
+    again = LiveTable(golden)
+    again.refresh()
+    for one, other in zip(live.segments, again.segments, strict=True):
+        for name in ("uids", "row0", "length", "first_step", "episode", "bases"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("number", NUMBERS[1:], indirect=True)
+def test_golden_lake_has_pieces_wide_columns_and_an_added_column(golden: Lake) -> None:
+    text = "select chunks, length, complete from episodes where episode = 'e'"
+    assert catalog.query(golden, text)[1] == [(2, 7, True)]
+    assert len(list((golden.path / "segments").glob("*/*.blob.arrow"))) >= 2
+    assert [len(spaces.observation) for spaces in golden.list_spaces()].count(4) == 1
+    text = 'select count(*), sum("obs.wind"[1]), sum("obs.place"[1]) from steps where "obs.wind" is not null'
+    [(rows, wind, place)] = catalog.query(golden, text)[1]
+    text = """select sum("obs.place"[1]), count(*) from steps where uid =
+        (select base_uid from trajectories where relabel_method like 'column:%')"""
+    assert catalog.query(golden, text)[1] == [(place, rows)]
+    assert (rows, wind) == (4, 2.0)
 
 
 def test_golden_lake_can_be_maintained(golden: Lake) -> None:

@@ -16,7 +16,7 @@ from pipelines.lake.live import LiveTable
 from pipelines.lake.segment import StagedFiles
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.writer import WAITING
+from pipelines.lake.writer import WAITING, mark_followed
 from tests.lake.factories import INFO, SCHEMA, columns, refuse, segment_files
 
 
@@ -48,6 +48,37 @@ def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
     aged.close()
     assert len(segment_files(lake)) == 3
     assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
+
+
+def test_a_followed_lake_is_sealed_once_a_second(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.lake.writer._FOLLOWED_SEAL_SECONDS", 600.0)  # the test moves the clock
+    rng, second = np.random.default_rng(0), 601.0
+    with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
+
+        def pass_time(*clocks: str) -> None:
+            for clock in clocks:
+                setattr(writer, clock, time.monotonic() - second)
+            writer.poll()
+
+        writer._sealed = writer._looked = time.monotonic()
+        writer.append(columns(rng, 1), TrajectoryInfo())
+        pass_time("_looked", "_sealed")
+        assert segment_files(lake) == []  # nobody follows
+        mark_followed(lake.storage)
+        writer._sealed = time.monotonic()
+        pass_time("_looked")
+        assert segment_files(lake) == []  # the last segment is of this second
+        pass_time("_sealed")
+        eventually(1, lake)
+        writer.append(columns(rng, 1), TrajectoryInfo())
+        assert len(segment_files(lake)) == 1
+        pass_time("_sealed")
+        eventually(2, lake)
+        long_ago = time.time() - 3600
+        os.utime(lake.path / "locks" / "followed", (long_ago, long_ago))
+        writer.append(columns(rng, 1), TrajectoryInfo())
+        pass_time("_looked", "_sealed")
+        assert len(segment_files(lake)) == 2
 
 
 def test_acting_goes_on_while_a_segment_is_written_and_waits_when_the_disk_is_far_behind(

@@ -45,8 +45,14 @@ class EngineOfTests:
 
 
 def children(parent: int) -> list[int]:
-    """The processes of this host that perform tasks for a driver."""
-    return [pid for pid, above, command in processes() if above == parent and "pipelines.stages.tasks" in command]
+    """The processes of this host that perform tasks for a driver: they are forked from one that it has started."""
+    servers = find_servers(parent)
+    return [pid for pid, above, _ in processes() if above in servers]
+
+
+def find_servers(driver: int) -> list[int]:
+    """The processes that are forked for the tasks of a driver."""
+    return [pid for pid, above, command in processes() if above == driver and "pipelines.stages.tasks" in command]
 
 
 def processes() -> Iterator[tuple[int, int, str]]:
@@ -145,6 +151,25 @@ def survives_a_killed_collector(run: Path, *, kills: int, seed: int, engine: Eng
     steps = salvaged(run) + 4_000
     code, result, _ = ended(start(run, steps, engine))
     assert (code, result["metrics"]["restarts"]) == (0, 0)
+    require_sound(run, steps)
+
+
+def survives_a_killed_fork_server(run: Path) -> None:
+    """Kill the process that collectors are forked from, then a collector, whose end it can no longer report."""
+    with playing(run, LOCAL) as process:
+        await_play(process, run)
+        (server,), played = find_servers(process.pid), children(process.pid)
+        os.kill(server, signal.SIGKILL)
+        await_play(process, run)
+        os.kill(played[0], signal.SIGKILL)
+        await_play(process, run)
+        assert find_servers(process.pid) != [server]
+        process.send_signal(signal.SIGTERM)
+        code, _, err = ended(process)
+    assert code == 143
+    assert err.count("ended with exit code 255; starting it again") == 1
+    steps = salvaged(run) + 400
+    assert ended(start(run, steps))[0] == 0
     require_sound(run, steps)
 
 

@@ -23,7 +23,14 @@ from pipelines.rollout.collector import Collector, add_number, count_by_collecto
 from pipelines.rollout.plan import CollectionPlan, draw_seeds
 from pipelines.stages import run as chain
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup, level
-from tests.stages.killing import stored_by, survives_a_killed_collector, survives_a_killed_driver, total, uids
+from tests.stages.killing import (
+    stored_by,
+    survives_a_killed_collector,
+    survives_a_killed_driver,
+    survives_a_killed_fork_server,
+    total,
+    uids,
+)
 from tests.stages.recipes import stopping, tiny
 from tests.stages.threads import ThreadEngine
 
@@ -169,6 +176,11 @@ def test_killed_collectors_lose_nothing_that_was_acknowledged(tmp_path: Path) ->
 @pytest.mark.slow
 def test_collectors_killed_at_ten_moments_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     survives_a_killed_collector(tmp_path / "run", kills=10, seed=1)
+
+
+@pytest.mark.full
+def test_collectors_outlive_the_process_that_they_are_forked_from(tmp_path: Path) -> None:
+    survives_a_killed_fork_server(tmp_path / "run")
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ class Training:
         self.run, self.updates, self.stage = run, updates, stage
         self.heard: list[str] = []
         monkeypatch.setattr(evaluate, "find_running", lambda path: (stage, LockHolder(pid=1, host="here", since="now")))
-        monkeypatch.setattr("pipelines.training.data.POLL_SECONDS", 0.0)
+        monkeypatch.setattr("pipelines.events.POLL_SECONDS", 0.0)
         self.end = lambda: monkeypatch.setattr(evaluate, "find_running", lambda path: None)
 
     def __call__(self, event: Event) -> None:

@@ -20,6 +20,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.lake.writer import is_followed
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.batch import TensorBatch
 from pipelines.stages import collect, evaluate, train
@@ -305,8 +306,10 @@ def test_a_follower_that_waits_can_be_interrupted(tmp_path: Path) -> None:
 
 def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path) -> None:
     train.run(tiny(), run=tmp_path / "plain", lakes=[(lake, 1.0)])
+    assert not is_followed(Lake(lake).storage)
     settings = tiny(train={"follow": True, "refresh_seconds": 1e-6})
     train.run(settings, run=tmp_path / "follows", lakes=[(lake, 1.0)])
+    assert is_followed(Lake(lake).storage)  # its writers seal sooner
     same_training(tmp_path / "plain", tmp_path / "follows")
 
 

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.config.settings import TrainSettings
 from pipelines.data.mixture import Share
+from pipelines.events import silent
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
-from pipelines.training.data import make_mixture
+from pipelines.training.data import TrainingData, make_mixture
 from tests.lake.factories import INFO, SCHEMA, columns, derive, fill
 from tests.lake.pieces import split
 from tests.stages.recipes import tiny
@@ -124,3 +126,24 @@ def test_selecting_what_is_new_equals_selecting_everything(
             mixture.refresh(number + 1)
         expected = select(lake, where, weight, SCHEMA.id).weights_of(view.uids())
         np.testing.assert_array_equal(view.table["weight"], expected.astype(np.float32))
+
+
+def test_a_lake_in_a_directory_is_read_as_often_as_costs_little(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.training.data._QUICK_SECONDS", 50.0)
+    fill(lake, [5])
+    settings = TrainSettings(follow=True, refresh_seconds=200.0)
+    data = TrainingData([(lake, 1.0)], SCHEMA, settings, seed=0, listener=silent)
+    data.prepare([1.0], update=0, listener=silent)
+
+    def find_interval(took: float) -> int:
+        """Find after how many tens of seconds a look is due."""
+        data._took = took
+        for tens in range(100):
+            data._refreshed = time.monotonic() - 10 * tens
+            if data.is_due:
+                return tens
+        raise AssertionError
+
+    assert [find_interval(took) for took in (0.0, 5.0, 100.0)] == [5, 10, 20]
+    data._is_near = False
+    assert [find_interval(took) for took in (0.0, 100.0)] == [20, 20]

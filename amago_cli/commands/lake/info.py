@@ -18,9 +18,11 @@ _SHOWN = 20  # rows of a table; JSON has more
 def info(common: Common, lake: LakeArgument) -> Any:
     """Describe a lake: tasks, sources, collectors, policy versions, bytes per step, expiry, protection.
 
+    A warning names collectors that have played identical episodes.
+
     Example: amago lake info runs/gym-CartPole-v1
     """
-    from pipelines.lake.sql.describing import describe
+    from pipelines.lake.sql.describing import describe, find_duplicates
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 
@@ -28,6 +30,8 @@ def info(common: Common, lake: LakeArgument) -> Any:
     common.concerns(lake=opened.name)
     with common.listening() as listener:
         found = describe(opened, listener=listener)
+        for each in find_duplicates([opened]):
+            listener(each.as_notice())
     return Result(command="lake info", lake=opened.name, metrics=found, tables=_tables(found))
 
 

@@ -24,14 +24,16 @@ def verify(
 ) -> Any:
     """Verify the checksums of every segment; exit 4 if one is corrupt. Unknown files are listed.
 
-    The logs of collectors that were killed are sealed first. --repair writes the intact trajectories of a damaged
-    segment to a new one, moves its file to quarantine/ and lists the trajectories that are lost. If the lake's log is
-    damaged, it restarts the log with what can be read: what the rest removed is live again, as far as it is there.
+    A warning names collectors that have played identical episodes. The logs of collectors that were killed are sealed
+    first. --repair writes the intact trajectories of a damaged segment to a new one, moves its file to quarantine/ and
+    lists the trajectories that are lost. If the lake's log is damaged, it restarts the log with what can be read: what
+    the rest removed is live again, as far as it is there.
 
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
     from pipelines.lake.maintenance import verify as engine
+    from pipelines.lake.sql.describing import find_duplicates
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
@@ -41,6 +43,8 @@ def verify(
     with common.listening() as listener:
         opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
+        for each in find_duplicates([opened]):
+            listener(each.as_notice())
         if repair:
             repaired = engine.repair(opened, checked, listener=listener)
     figures: dict[str, Any] = {}

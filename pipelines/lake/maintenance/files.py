@@ -41,7 +41,7 @@ from pipelines.lake.folders import (
     segment_ids,
     segment_key,
 )
-from pipelines.lake.footer import read_footer, uid_array
+from pipelines.lake.footer import Footer, read_footer, uid_array
 from pipelines.lake.live import LiveTable
 from pipelines.lake.log import Held, LogEntry, append
 from pipelines.lake.manifest import ManifestWriter
@@ -119,7 +119,8 @@ class FileTable:
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = LiveTable(self.lake, self.listener, self.only, thorough=True)
+        self._new: dict[str, File] = {}  # read, but none of their trajectories was found to be live yet
+        self.live = LiveTable(self.lake, self.listener, self.only, thorough=True, observe=self._keep)
         self.log = self.live.log
         self._manifests = ManifestWriter(self.lake)
 
@@ -140,16 +141,29 @@ class FileTable:
         if not numbers or self.log.hides(id):
             self.files.pop(id, None)
             return
-        uids = np.sort(np.concatenate([self.live.segments[number].uids for number in numbers]))
         try:
-            file = self.files.get(id) or self._read(id)
+            file = self.files.get(id) or self._new.pop(id, None) or self._read(id, read_footer(self.lake.storage, id))
         except (FileNotFoundError, AmagoError):  # gone or damaged since it was listed
             self.files.pop(id, None)
             return
-        self.files[id] = replace(file, alive=contains(uids, file.uids))
+        segments = [self.live.segments[number] for number in numbers]
+        uids = np.concatenate([segment.uids for segment in segments])
+        # Writers leave no gaps between trajectories, so that their places follow from their first rows: searching
+        # sorted numbers costs a tenth of searching uids.
+        starts = np.cumsum(file.steps + 1) - (file.steps + 1)
+        place = np.searchsorted(starts, np.concatenate([segment.row0 for segment in segments]))
+        alive = np.zeros(len(starts), dtype=bool)
+        if place.max(initial=0) < len(starts) and np.array_equal(file.uids[place], uids):
+            alive[place] = True
+        else:
+            alive = contains(np.sort(uids), file.uids)
+        self.files[id] = replace(file, alive=alive)
 
-    def _read(self, id: str) -> File:
-        footer = read_footer(self.lake.storage, id)
+    def _keep(self, id: str, footer: Footer) -> None:
+        with contextlib.suppress(FileNotFoundError):  # removed since: the next refresh finds out
+            self._new[id] = self._read(id, footer)
+
+    def _read(self, id: str, footer: Footer) -> File:
         table, overlay = footer.trajectories, footer.is_overlay
         names = pc.fill_null(table["collector"], "").combine_chunks().dictionary_encode()
         # Copies, since a view of one column would keep the footer's whole table: five times as much memory.
@@ -158,7 +172,7 @@ class FileTable:
             kind=(footer.header["schema"], overlay, footer.columns),
             bytes=stored_bytes(self.lake.storage, id),
             replaces={old: footer.part(old) for old in footer.replaces},
-            uids=footer.uids().copy(),
+            uids=footer.places.uids,
             steps=table["length"].to_numpy().copy(),
             times=table["t_commit"].to_numpy().copy(),
             collectors=np.array(names.dictionary.to_pylist(), dtype=object)[names.indices.to_numpy()],

@@ -57,6 +57,7 @@ def select(
     schema_id: str | None = None,
     *,
     originals: bool = False,
+    among: np.ndarray | None = None,
     limits: QueryLimits | None = None,
     listener: Listener = silent,
 ) -> SelectionResult:
@@ -65,11 +66,13 @@ def select(
 
     Both see the outcome of the whole episode in each of its pieces: "return", success, attempts, terminated, truncated.
     NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
-    `schema_id`: only of this schema; `originals`: only trajectories that do not derive from others. UsageError, with
-    the place in the text, for anything but one expression of the right type, for reaching beyond the lake or a limit,
-    and for a weight that is not a number of at least 0.
+    `schema_id`: only of this schema; `originals`: only trajectories that do not derive from others; `among`: only these
+    uids (n,) "S16", although subqueries and outcomes of episodes see the whole lake. UsageError, with the place in the
+    text, for anything but one expression of the right type, for reaching beyond the lake or a limit, and for a weight
+    that is not a number of at least 0.
     """
-    arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
+    chosen = {"schema_id": schema_id, "originals": originals, "among": among}
+    arguments = {"where": where or "", "weight": weight or "", **chosen}
     return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
 
 
@@ -110,9 +113,13 @@ def choose(
     weight: str,
     schema_id: str | None,
     originals: bool,
+    among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Select trajectories. Runs in the helper process."""
     conditions = ["base_uid is null"] if originals else []
+    if among is not None:
+        connection.register("selected_among", pa.table({"uid": pa.array(hex_uids(among), pa.string())}))
+        conditions.append("uid in (select uid from selected_among)")
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
     pieces, reads = has_pieces(connection), list[set[str] | None]()

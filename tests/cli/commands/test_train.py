@@ -93,6 +93,10 @@ def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Pat
         (["--from-lake", "small", "--encoder", "grue"], 2, "agent.sequence"),
         (["--from-lake", "small", "--set", "train.context_lenght=4"], 2, "did you mean 'train.context_length'"),
         (["--from-lake", "small", "--steps", "4", "--set", "train.steps=5"], 2, "given twice"),
+        (["--like", "small@2", "--run", "b"], 3, "has not kept checkpoint 2"),
+        (["--like", "nothing", "--run", "b"], 3, "no run at 'nothing'"),
+        (["--like", "small", "--run", "b", "--where", "success"], 2, "--like and --where exclude each other"),
+        (["--like", "small", "--run", "b", "--follow"], 2, "like is a fixed set of trajectories"),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(
@@ -186,3 +190,21 @@ def test_a_run_that_was_copied_with_its_links_followed_goes_on(amago: Amago, sma
     assert (copied / "checkpoints/latest").readlink() == Path("000006")
     assert amago("evaluate", copied, *words, "--set", "evaluate.best_by=episodes").code == 0
     assert (copied / "checkpoints/best").readlink() == Path("000006")
+
+
+@pytest.mark.system
+def test_a_run_is_trained_on_what_a_checkpoint_was_trained_on(amago: Amago, small: Path) -> None:
+    assert amago("train", "--from-lake", "small", "--run", "a", "--steps", 1).code == 0
+    assert amago("collect", "--run", "small", "--add", 100, "-q").code == 0
+    done = amago("train", "--like", "a@1", "--run", "b", "--steps", 2, "--output", "json")
+    assert (done.code, done.json["metrics"]["updates"]) == (0, 2), done.err
+    listed = [amago("lake", "lineage", run, "--trajectories").out for run in ("a", "b")]
+    assert listed[0] == listed[1]
+    assert amago("train", "--run", "b", "--steps", 3, "--output", "json").json["metrics"]["updates"] == 3
+    assert ",a-" in amago("runs", "b", "--output", "csv").out
+    assert "trained on what a-" in amago("lake", "lineage", "b").out
+    assert amago("lake", "expire", "small", "--where", "length < 20").code == 0
+    refused = amago("train", "--like", "a@1", "--run", "c", "--steps", 2)
+    assert refused.code == 3
+    assert "no longer has" in refused.err
+    assert not (Path("c") / "config.toml").exists()

@@ -1,4 +1,4 @@
-"""Make the golden lake again."""
+"""Add a golden lake."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from dataclasses import replace
 import numpy as np
 
 from pipelines.lake.folders import list_all
-from pipelines.lake.log import protect
+from pipelines.lake.log import lease, protect
 from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
-from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.lake.spaces import Box, Discrete, Ragged, Spaces
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.stages import relabel
 from tests.lake.factories import columns, derive, flip_a_bit
-from tests.lake.golden import EXPECTED, LAKE
+from tests.lake.golden import EXPECTED, LAKES, NUMBERS
+from tests.stages.recipes import tiny
 
-SCHEMA = Schema(Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=3)))
+WORDS = Ragged(max_length=8, dtype="uint8", text=True)
+OBSERVATION = {"obs.place": Box(shape=(2,)), "obs.words.length": WORDS.length_space, "obs.words": WORDS}
+SCHEMA = Schema(Spaces(observation=OBSERVATION, action=Discrete(n=3)))
 
 
 def append(lake: Lake, *infos: TrajectoryInfo) -> list[str]:
@@ -32,10 +37,11 @@ def append(lake: Lake, *infos: TrajectoryInfo) -> list[str]:
 
 
 def main() -> None:
-    shutil.rmtree(LAKE, ignore_errors=True)
+    folder = LAKES / str(NUMBERS[-1] + 1)
+    folder.mkdir()
     # The log records where a damaged segment was found: relative, so that no directory of this machine is stored.
-    os.chdir(LAKE.parent)
-    lake = Lake.create(LAKE.name)
+    os.chdir(folder)
+    lake = Lake.create("lake")
     info = TrajectoryInfo(env="golden", task="t", collector="c")
     merged = append(lake, *(replace(info, history="c/0/t", history_index=index) for index in range(3)))
     merged += append(
@@ -48,10 +54,16 @@ def main() -> None:
     gone = append(lake, info)
     expire(lake, RetentionLimits(where=f"uid = '{gone[0]}'"))
     (damaged,) = append(lake, info)
-    flip_a_bit(lake, Reader(lake).read(damaged).columns["obs"])
+    flip_a_bit(lake, Reader(lake).read(damaged).columns["obs.place"])
     assert verify(lake).corrupt
-    append(lake, info)
+    (last,) = append(lake, info)
     protect(lake, list_all(lake.storage)[-1:], name="run@1")
+    added = {"relabeler": "column:obs.wind:float32[2]=0.5", "where": f"uid = '{last}'"}
+    assert relabel.run(tiny(relabel=added), lake=lake.name).metrics["trajectories"] == 1
+    inventory = FileTable(lake)
+    with lease(lake) as held:
+        inventory.refresh()
+        inventory.write_manifests(held, forget=True)
     reader = Reader(lake)
     found = {}
     for uid in reader.uids():
@@ -59,9 +71,9 @@ def main() -> None:
         found[uid] = {name: np.asarray(array, float).sum() for name, array in values.items()} | {
             "rows": len(values["reward"])
         }
-    EXPECTED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    (folder / EXPECTED).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     for name in ("index.duckdb", "locks", "wal", "tmp"):
-        path = LAKE / name
+        path = folder / "lake" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

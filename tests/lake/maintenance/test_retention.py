@@ -6,14 +6,17 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
-from pipelines.lake.folders import is_rewritten, list_all
+from pipelines.lake.folders import is_rewritten, list_all, segment_key
+from pipelines.lake.footer import encode, hex_uids, read_footer
 from pipelines.lake.log import protect, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
@@ -206,3 +209,45 @@ def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
     assert not list_all(lake.storage)
     assert read_log(lake.storage).steps == {"a": 8, "b": 10}
     assert len(lake.storage.names("log")) == 1
+
+
+def test_maintenance_decodes_each_footer_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, *_ = fill(lake, [3] * 6, seal_every=2)
+    compact(lake)
+    fill(lake, [3] * 2, seed=1)
+    derive(lake, base, 4)
+    decoded: list[int] = []
+    decompress = pa.decompress
+
+    def count(stream: Any, size: int, *rest: Any) -> Any:
+        decoded.append(size)
+        return decompress(stream, size, *rest)
+
+    monkeypatch.setattr(pa, "decompress", count)
+    table = FileTable(lake)
+    table.refresh()
+    assert [int(file.alive.sum()) for _, file in sorted(table.files.items())] == [6, 2, 1]
+    assert len(decoded) == 3
+    fill(lake, [3] * 2, seed=2)
+    table.refresh()
+    assert sum(int(file.alive.sum()) for file in table.files.values()) == 6 + 2 + 1 + 2
+    assert len(decoded) == 3 + 1
+
+
+def test_trajectories_need_not_stand_in_the_order_of_their_rows(lake: Lake) -> None:
+    written = list(fill(lake, [3] * 4))
+    (id,) = list_all(lake.storage)
+    footer, path = read_footer(lake.storage, id), lake.path / segment_key(id)
+    with pa.ipc.open_file(path) as file:
+        batch = file.get_batch(0)
+    header = {name: value for name, value in footer.header.items() if name != "trajectories_bytes"}
+    texts = encode(header, footer.trajectories.take([3, 2, 1, 0]))
+    with pa.ipc.new_file(path, batch.schema, metadata=texts) as out:
+        out.write_batch(batch)
+    expire(lake, RetentionLimits(where=f"uid = '{written[0]}'"))
+    table = FileTable(lake)
+    table.refresh()
+    (found,) = table.files.values()
+    assert dict(zip(hex_uids(found.uids), found.alive.tolist(), strict=True)) == {
+        uid: uid != written[0] for uid in written
+    }

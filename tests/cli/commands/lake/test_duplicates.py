@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,30 @@ def test_duplicates_are_those_of_equal_content(amago: Amago) -> None:
     assert contents[0] == contents[1]
     assert found.trajectories == len(contents[0])
     assert find_duplicates(lakes[:1]) == []
+
+
+def test_collector_that_repeats_another_one_is_warned_and_found(amago: Amago) -> None:
+    words = ("collect", "--env", "gym:CartPole-v1", "--lake", "lake", "--steps", 120, "--actors", 3)
+    first = amago(*words, "--run", "one")
+    assert (first.code, "has played" in first.err) == (0, False)
+    assert "has played" not in amago(*words, "--run", "three", "--seed", 3).err
+    again = amago(*words, "--run", "two")
+    assert again.code == 0
+    assert "has played the same environment with seed 0 in lake 'lake'" in again.err
+    assert "has played" not in amago("collect", "--run", "two", "--lake", "lake", "--add", 30).err
+    for command in ("info", "verify"):
+        found = amago("lake", command, "lake")
+        assert found.code == 0
+        assert found.err.count("are there twice: 'one-") == 1
+
+
+def test_collector_that_another_host_fills_is_named(amago: Amago) -> None:
+    words = ("collect", "--env", "bandit", "--lake", "lake", "--actors", 2)
+    assert amago(*words, "--steps", 40).code == 0
+    [path] = Path("lake/collectors").iterdir()
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"processes": [record["processes"][0] | {"host": "far", "pid": 7}]}))
+    again = amago(*words, "--add", 40)
+    assert again.code == 0
+    assert "was last filled by pid 7 on far; if that still runs, both play the same episodes" in again.err
+    assert "was last filled" not in amago(*words, "--add", 40).err
