@@ -29,7 +29,8 @@ def test_the_table_has_means_over_seeds_and_attempts() -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     assert cells[0][1:5] == [f"attempt {number}" for number in (1, 10, 20, 30)]
     assert cells[0][5:] == ["all attempts", "the learners' cells", "seeds", "CPU s"]
-    assert cells[2] == ["advantage-weighted actor-critic", "0.0", "4.5", "9.5", "14.5", "7.2 (0.0 to 14.5)", "3.0", "2", "10"]
+    assert cells[2][0] == "advantage-weighted actor-critic"
+    assert cells[2][1:] == ["0.0", "4.5", "9.5", "14.5", "7.2 (0.0 to 14.5)", "3.0", "2", "10"]
     assert cells[3][5:7] == ["14.5", ""]
 
 
