@@ -121,8 +121,10 @@ class _Job:
         if self.wanted.fraction < 1:
             chosen = chosen[draw_shares(self.seed, chosen) < self.wanted.fraction]
         parts: list[_RelabelledPart] = []
+        passed_over = 0
         for segment in self._reader.list_originals():
             if not self._fits(segment.schema_id):
+                passed_over += int((positions(chosen, segment.uids, np.arange(len(chosen))) >= 0).sum())
                 continue
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
             portion = self._reader.read_portion(segment.number, mine)
@@ -130,6 +132,9 @@ class _Job:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
                 parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
+        if passed_over and not self._added:
+            text = f"{passed_over:,} trajectories were recorded without some of the lake's columns and are passed over"
+            self.listener(Notice(text=text, level="warning"))
         parts = [part for part in parts if len(part.uids)]
         self.total = sum(len(part.uids) for part in parts) + sum(len(each.uids) for each in whole)
         return [*parts, *whole]

@@ -111,7 +111,11 @@ def test_repeating_fills_what_is_new_once_with_whatever_value(lake: Lake) -> Non
     fill(lake, [6], seed=2)
     assert add(lake, "column:obs.wind:float32[2]=7")["trajectories"] == 1
     assert query(lake, "select count(*) from trajectories where base_uid is not null")[1] == [(3,)]
-    assert add(lake, "scale:2")["trajectories"] == 1  # of those that were recorded with all columns
+    seen: list[Event] = []
+    scaled = relabel.run(tiny(relabel={"relabeler": ["scale:2"]}), lake=lake.name, listener=seen.append)
+    assert scaled.metrics["trajectories"] == 1  # of those that were recorded with all columns
+    (warning,) = (event for event in seen if isinstance(event, Notice) and event.level == "warning")
+    assert warning.text.startswith("3 trajectories were recorded without some of the lake's columns")
 
 
 def test_collector_that_shows_more_is_refused_with_the_way_out_and_then_trained_on(tmp_path: Path) -> None:
