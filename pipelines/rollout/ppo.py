@@ -52,13 +52,15 @@ class PPO:
         self.version = np.zeros(num_actors, dtype=np.int64)
         self.epsilon = np.zeros(num_actors)  # exploration is the policy's own
         outputs = action.n if isinstance(action, Discrete) else action.flat_size
-        generator = torch.Generator().manual_seed(seed)
+        # Each actor draws for itself: learners that learn again may be fewer, if the last of them have stored nothing.
+        seeds = [np.random.SeedSequence([seed, actor]).generate_state(1)[0] for actor in range(num_actors)]
+        generators = [torch.Generator().manual_seed(int(each)) for each in seeds]
         self._weights: Weights = []
         for output, gain in ((outputs, 0.01), (1, 1.0)):
             sizes = [numbers, *settings.ppo.hidden, output]
             for number, (rows, columns) in enumerate(itertools.pairwise(sizes)):
                 each = torch.empty(num_actors, rows, columns)
-                for one in each:
+                for one, generator in zip(each, generators, strict=True):
                     is_last = number == len(settings.ppo.hidden)
                     torch.nn.init.orthogonal_(one, gain if is_last else math.sqrt(2), generator=generator)
                 self._weights += [each, torch.zeros(num_actors, 1, columns)]

@@ -302,6 +302,19 @@ def test_a_resumed_ppo_begins_with_the_same_weights_and_draws_other_actions() ->
     assert acted[0] != acted[1]
 
 
+@pytest.mark.parametrize("action", [Discrete(n=3), Box(shape=(2,))], ids=["discrete", "box"])
+def test_networks_of_an_actor_do_not_depend_on_how_many_there_are(action: Discrete | Box) -> None:
+    spaces = Spaces(observation=SPACES.observation, action=action)
+    few, many = (make_learner("learner:ppo", spaces, LearnerSettings(), num_actors=n, seed=7) for n in (2, 5))
+    rng = np.random.default_rng(0)
+    seen = observe(rng, 50)
+    for actor in (0, 1):
+        best = few.choose_best(actor, seen)
+        assert best.shape == (50, *action.shape)
+        np.testing.assert_array_equal(best, many.choose_best(actor, seen))
+    assert not np.array_equal(few.choose_best(0, seen), few.choose_best(1, seen))
+
+
 def test_a_learner_whose_episodes_have_gone_is_not_resumed(tmp_path: Path) -> None:
     collect.run(rooms(120), run=tmp_path / "run")
     expire(Lake(tmp_path / "run/lake"), RetentionLimits(where="history_index = 1"))
