@@ -23,7 +23,7 @@ import numpy as np
 from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec, EpisodeEnv, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
-from pipelines.envs.task_env import TaskEnv, draw, read_success
+from pipelines.envs.task_env import NOTHING, TaskEnv, draw, read_success
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
 from pipelines.nearest import nearest
@@ -44,7 +44,8 @@ class GymnasiumEnv(EpisodeEnv):
 
     A `TaskEnv` gets its `split` before its first reset. `success_key`: key of `info` that says, in an episode's last
     step, whether the task was solved (not for a TaskEnv). `horizon`: used if the environment does not give one.
-    `max_length`: room for texts and sequences whose space sets no limit.
+    `max_length`: room for texts and sequences whose space sets no limit. `action_repeat`: how often each action is
+    played, until an attempt ends; rewards add up, and the last observation is shown.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class GymnasiumEnv(EpisodeEnv):
         success_key: str | None = None,
         horizon: int | None = None,
         max_length: int = MAX_LENGTH,
+        action_repeat: int = 1,
     ) -> None:
         super().__init__(name, num_envs=num_envs, seed=seed, split=split)
+        self._action_repeat = action_repeat
         self._name, self._split, self._success_key, self._factory = name, split, success_key, factory
         self._broken: set[int] = set()
         self._directory = _WorkingDirectory()
@@ -76,7 +79,7 @@ class GymnasiumEnv(EpisodeEnv):
             self.spec = EnvSpec(
                 name=name,
                 spaces=spaces,
-                horizon=first.horizon,
+                horizon=self._count_decisions(first.horizon, first.num_attempts),
                 num_attempts=first.num_attempts,
                 has_success=first.has_success,
                 about=first.about,
@@ -88,7 +91,9 @@ class GymnasiumEnv(EpisodeEnv):
             self.spec = EnvSpec(
                 name=name,
                 spaces=spaces,
-                horizon=horizon or (first.spec.max_episode_steps if first.spec is not None else None),
+                horizon=self._count_decisions(
+                    horizon or (first.spec.max_episode_steps if first.spec is not None else None), 1
+                ),
                 has_success=success_key is not None,
                 about=first_sentence(first),
                 split="separate seeds",
@@ -145,8 +150,7 @@ class GymnasiumEnv(EpisodeEnv):
         failures: list[tuple[EnvFailure, BaseException]] = []
         for i, action in enumerate(self._actions.decode(actions)):
             try:
-                observation, reward[i], over, cut, info = self.envs[i].step(action)
-                terminated[i], truncated[i] = _as_flag(over, "terminated"), _as_flag(cut, "truncated")
+                observation, reward[i], terminated[i], truncated[i], info = self._play(self.envs[i], action)
                 if not math.isfinite(reward[i]):
                     raise ValueError(f"its reward is {reward[i]}")
                 self._observations.write(observation, columns, i)
@@ -276,6 +280,23 @@ class GymnasiumEnv(EpisodeEnv):
                 contextlib.suppress(Exception),
             ):  # an error here costs nothing
                 env.close()
+
+    def _play(self, env: Any, action: Any) -> tuple[Any, Any, bool, bool, Mapping[str, Any]]:
+        """Step `env` by `action`, as often as it is repeated or until an attempt ends."""
+        earned: Any = None
+        for _ in range(self._action_repeat):
+            observation, paid, over, cut, info = env.step(action)
+            terminated, truncated = _as_flag(over, "terminated"), _as_flag(cut, "truncated")
+            earned = paid if earned is None else earned + paid
+            if terminated or truncated or (self._is_task and env.outcome != NOTHING):
+                break
+        return observation, earned, terminated, truncated, info
+
+    def _count_decisions(self, steps: int | None, attempts: int | None) -> int | None:
+        """Count the most actions in `steps`, of which the last of each attempt may be played less often."""
+        if steps is None or attempts is None:
+            return steps
+        return min(steps, -(-steps // self._action_repeat) + attempts - 1)
 
     def _make_one(self) -> gymnasium.Env:
         try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipelines.config.changes import flatten, may_change
 from pipelines.config.host import is_main
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates
@@ -19,6 +20,7 @@ DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
 _RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
 _RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
+_REPEAT = "action_repeat"  # a parameter of environments that are stepped one after another
 _WHOLE_MINUTES, _WHOLE_STEPS = 1.0, 20_000  # a smaller budget is measured for less time
 
 # Resolves a document below the settings that the user gives.
@@ -79,7 +81,7 @@ def make_recipe(
     settings and of the environment.
     """
     began, settings = time.monotonic(), resolve({})
-    facts = _measure_env(settings, budget, listener)
+    facts, _ = _measure_env(settings, budget, listener)
     if tasks := settings.collect.tasks:  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
 
@@ -133,7 +135,12 @@ def choose_by_hand(
     assert isinstance(sized.steps, int)
     assert isinstance(sized.actors, int)
     budget = Budget(steps=sized.steps)
-    facts = _measure_env(settings, budget, listener)
+    facts, env = _measure_env(settings, budget, listener)
+    if env != settings.env:  # its episodes are shorter
+        sized = with_actors(settings.collect, env, listener=listener)
+        assert isinstance(sized.steps, int)
+        assert isinstance(sized.actors, int)
+        budget = Budget(steps=sized.steps * facts.action_repeat)
     if "auto" in (settings.collect.steps, settings.collect.actors):
         explain_size(sized.steps, sized.actors * sized.collectors, facts.horizon, listener)
     choices = Choices(given, facts, budget)
@@ -146,8 +153,10 @@ def choose_by_hand(
     return made.begin(given, resolve(made.document))
 
 
-def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvFacts:
-    """Play at random for as long as the budget allows."""
+def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tuple[EnvFacts, EnvSettings]:
+    """Play at random for as long as the budget allows; where single steps are too fine, again by repeated actions.
+    Return the environment that is to be played, too."""
+    from pipelines.envs.make import find_settings_model
     from pipelines.stages import measure  # imports torch
 
     what = "" if budget.minutes is None else ", then the cost of acting and of an update"
@@ -158,16 +167,25 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvF
     else:
         effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
         seconds = min(max(_RANDOM_SHARE * 60 * budget.minutes, _LEAST_RANDOM), _MOST_RANDOM)
-    return measure.measure_env(
+    env, play = (
         settings.env,
-        settings.collect,
-        seconds=seconds,
-        least=_RANDOM_SECONDS * effort,
-        device=settings.train.device,
-        action_mask=settings.agent.action_mask,
-        seed=settings.seed,
-        listener=listener,
+        functools.partial(
+            measure.measure_env,
+            collect=settings.collect,
+            seconds=seconds,
+            least=_RANDOM_SECONDS * effort,
+            device=settings.train.device,
+            action_mask=settings.agent.action_mask,
+            seed=settings.seed,
+            listener=listener,
+        ),
     )
+    facts = play(env)
+    can_repeat = facts.one_by_one and _REPEAT in find_settings_model(env.name).model_fields
+    if not can_repeat or _REPEAT in env.params or facts.best_repeat == 1:
+        return facts, env
+    env = EnvSettings.model_validate({"name": env.name, **env.params, _REPEAT: facts.best_repeat})
+    return replace(play(env), step_change=facts.step_change, inertia=facts.inertia), env
 
 
 def _report_random_play(facts: EnvFacts, listener: Listener) -> None:

@@ -91,6 +91,9 @@ def measure_env(
         has_success=spec.has_success,
         action_mask=spec.action_mask,
         one_by_one=one_by_one,
+        action_repeat=env.params.get("action_repeat") or 1,
+        step_change=round_digits(probe.motion.step_change),
+        inertia=round_digits(probe.motion.inertia),
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
@@ -222,6 +225,8 @@ class _Probe:
         self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
         self.reward_max = 0.0
+        self.motion = _Motion()
+        self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
         self._steps = self._rewarded = 0
 
     @property
@@ -246,10 +251,57 @@ class _Probe:
         for name in self._columns:
             largest = self._largest[name]
             np.maximum(largest, np.abs(observation[name]).max(axis=0), out=largest)
+        if self._columns and self._is_moving:
+            vectors = [observation[name].reshape(len(time), -1) for name in self._columns]
+            self.motion.note(np.concatenate(vectors, axis=1).astype(np.float64), time > 0)
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
         self._steps += int(np.count_nonzero(time))  # the reward before a first step is another episode's, and 0 here
         self._rewarded += int(np.count_nonzero(prev_reward))
         return self.opening.act(observation, prev_action, prev_reward, time)
+
+
+class _Motion:
+    """How the numbers observed move, over all actors and steps.
+
+    `step_change`: the root mean square of a number's changes from step to step, as a share of its standard deviation;
+    the median over the numbers that ever change within an episode (0: there is none). `inertia`: the correlation of a
+    number's changes in successive steps; the largest of these numbers. Where a random action moves a point at once, it
+    is about 0; where it is a force on a mass, about 1.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._moves = 0, 0
+        self._last: np.ndarray | None = None
+
+    def note(self, rows: np.ndarray, goes_on: np.ndarray) -> None:
+        """Add the numbers `rows` (N, D) that the actors observe; those that do not go on begin an episode."""
+        if self._last is None:
+            self._first, self._changes = rows[0].copy(), np.zeros_like(rows)
+            self._sum, self._squares, self._moved, self._along = np.zeros((4, rows.shape[1]))
+        else:
+            changes = (rows - self._last) * goes_on[:, None]
+            self._moves += int(goes_on.sum())
+            self._moved += np.square(changes).sum(axis=0)
+            self._along += (changes * self._changes).sum(axis=0)
+            self._changes = changes
+        away = rows - self._first  # so that squares of numbers far from 0 lose no digits
+        self._count += len(rows)
+        self._sum += away.sum(axis=0)
+        self._squares += np.square(away).sum(axis=0)
+        self._last = rows
+
+    @property
+    def step_change(self) -> float:
+        if not self._moves or not (moving := self._moved > 0).any():
+            return 0.0
+        variance = self._squares / self._count - np.square(self._sum / self._count)
+        return float(np.median(np.sqrt(self._moved[moving] / self._moves / variance[moving])))
+
+    @property
+    def inertia(self) -> float:
+        if not self._moves or not (moving := self._moved > 0).any():
+            return 0.0
+        return float((self._along[moving] / self._moved[moving]).max())
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:

@@ -30,6 +30,8 @@ class _DmControlSettings(SettingsModel):
 
     max_episode_steps: int | None = Field(None, ge=1)
     """Truncate episodes here as well."""
+    action_repeat: int | None = Field(None, ge=1)
+    """Play each action this often in a row, and add up the rewards; unset: once."""
 
 
 def list_names() -> list[str]:
@@ -78,4 +80,12 @@ class DmControl(GymnasiumEnv):
             return gymnasium.make(id, render_mode="rgb_array", max_episode_steps=limit, **checks)
 
         horizon = min(limit or _SUITE_STEPS, _SUITE_STEPS) if "-" in task else limit
-        super().__init__(name, make_one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)
+        super().__init__(
+            name,
+            make_one,
+            num_envs=num_envs,
+            seed=seed,
+            split=split,
+            horizon=horizon,
+            action_repeat=settings.action_repeat or 1,
+        )

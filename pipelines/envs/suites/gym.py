@@ -51,7 +51,10 @@ class _GymnasiumSettings(SettingsModel):
     """
     success_key: str | None = None
     """Key of `info` that says, in an episode's last step, whether the task was solved."""
-
+    action_repeat: int | None = Field(None, ge=1)
+    """Play each action this often in a row, and add up the rewards; unset: once. A constructor with a parameter
+    `action_repeat` gets the number instead.
+    """
     seat: str | None = None
     """Agent of a PettingZoo environment that is played; unset: drawn for every episode."""
     max_length: int = Field(MAX_LENGTH, ge=1)
@@ -119,8 +122,10 @@ class Gymnasium:
         if drawn and "render_mode" in known:
             modes = getattr(target, "metadata", {}).get("render_modes", ())
             kwargs = {"render_mode": next((mode for mode in _MODES if mode in modes), None), **kwargs}
-        if settings.attempts is not None and (_is_our_env(target) or "attempts" in known):
-            kwargs, settings = {**kwargs, "attempts": settings.attempts}, settings.model_copy(update={"attempts": None})
+        for key in ("attempts", "action_repeat"):
+            given = getattr(settings, key)
+            if given is not None and (_is_our_env(target) or key in known):
+                kwargs, settings = {**kwargs, key: given}, settings.model_copy(update={key: None})
         refuse_wrong_parameters(label, target, kwargs, without=_list_given(target))
         if _is_our_env(target):
             env: Env = target(**which, **kwargs)
@@ -128,10 +133,10 @@ class Gymnasium:
                 env.spec = replace(env.spec, name=label)
             return env
         if is_vector(target):
-            for key in ("attempts", "max_episode_steps"):
+            for key in ("attempts", "max_episode_steps", "action_repeat"):
                 if getattr(settings, key) is not None:
                     hint = "give it to its constructor"
-                    raise UsageError(f"env.{key}: a VectorEnv ends its episodes by itself", hint=hint)
+                    raise UsageError(f"env.{key}: a VectorEnv steps and ends its episodes by itself", hint=hint)
             return BatchedEnv(
                 label,
                 lambda num_envs: target(num_envs=num_envs, **kwargs),
@@ -225,5 +230,6 @@ def _make_batch(
         success_key=settings.success_key,
         horizon=settings.max_episode_steps,
         max_length=settings.max_length,
+        action_repeat=settings.action_repeat or 1,
         **which,
     )
