@@ -429,8 +429,7 @@ class Choices:
         budget = self.budget
         actors, tokens, first = self._count_units()
         if budget.steps is not None:
-            decisions = max(budget.steps // self.facts.action_repeat, 1)
-            plan = self._plan_steps(decisions, tokens=tokens, actors=actors, first=first)
+            plan = self._plan_steps(self._count_actions(budget.steps), tokens=tokens, actors=actors, first=first)
         else:
             assert rates is not None
             assert budget.minutes is not None
@@ -454,14 +453,18 @@ class Choices:
     def choose_amounts(self) -> None:
         """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps:
         the updates of all its epochs are one training. As more may follow, the learning rate does not fall."""
-        steps = self.budget.steps
-        assert steps is not None
+        assert self.budget.steps is not None
+        steps = self._count_actions(self.budget.steps)
         actors, tokens, first = self._count_units()
         plan = self._plan_steps(steps, tokens=tokens, actors=actors, first=first)
         updates = plan.first_train + (plan.epochs - 1) * plan.train
         updates = self.choose("train.steps", updates, f"in all: {plan.why_train}")
         self._choose_shares(steps=steps, updates=updates, actors=actors)
         self._choose_evaluation(plan)
+
+    def _count_actions(self, steps: int) -> int:
+        """Count the actions that are chosen in so many steps of the environment: the steps of collecting."""
+        return max(steps // self.facts.action_repeat, 1)
 
     def _count_units(self) -> tuple[int, int, int]:
         """Read off the number of actors, the time steps of an update, and the least steps of the first epoch."""
@@ -515,7 +518,7 @@ class Choices:
         """Limit the steps that pass before every actor has filled a window, or ended an episode."""
         budget = self.budget
         if budget.steps is not None:
-            return budget.steps / self.facts.action_repeat / EPISODES_PER_ACTOR
+            return self._count_actions(budget.steps) / EPISODES_PER_ACTOR
         assert budget.minutes is not None
         step = self.facts.step_seconds + ROUND_SECONDS / actors
         whole = 60 * budget.minutes * ACTING_SHARE / step

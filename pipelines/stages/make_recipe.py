@@ -140,10 +140,9 @@ def choose_by_hand(
         sized = with_actors(settings.collect, env, listener=listener)
         assert isinstance(sized.steps, int)
         assert isinstance(sized.actors, int)
-        budget = Budget(steps=sized.steps * facts.action_repeat)
     if "auto" in (settings.collect.steps, settings.collect.actors):
         explain_size(sized.steps, sized.actors * sized.collectors, facts.horizon, listener)
-    choices = Choices(given, facts, budget)
+    choices = Choices(given, facts, Budget(steps=sized.steps * facts.action_repeat))
     choices.choose("collect.steps", sized.steps, "each actor ends two episodes")
     choices.choose("collect.actors", sized.actors, "as many as are quick and end two episodes")
     choices.choose_agent()

@@ -163,6 +163,36 @@ def test_horizon_comes_from_the_registration_or_the_user():
     assert own.spec.horizon == 2
 
 
+@pytest.mark.parametrize(("repeat", "decisions"), [(3, 67), (200, 1)])
+def test_an_action_is_repeated_until_the_episode_ends(repeat, decisions):
+    """Judged by gymnasium's own pendulum, stepped by hand."""
+    env = make("gym:Pendulum-v1", num_envs=2, seed=4, params={"action_repeat": repeat})
+    assert env.spec.horizon == decisions
+    shown = env.reset()["obs"]
+    hands = [gymnasium.make("Pendulum-v1") for _ in range(2)]
+    for hand, row, seed in zip(hands, shown, env.seeds(np.arange(2)), strict=True):
+        np.testing.assert_array_equal(hand.reset(seed=seed)[0], row)
+    for decision in range(decisions):
+        actions = np.random.default_rng(decision).uniform(-1, 1, (2, 1)).astype(np.float32)
+        result = env.step(actions)
+        for i, hand in enumerate(hands):
+            steps = [hand.step(2 * actions[i]) for _ in range(min(repeat, 200 - decision * repeat))]
+            np.testing.assert_allclose(result.observation["obs"][i], steps[-1][0], atol=1e-5)
+            assert result.reward[i] == pytest.approx(sum(step[1] for step in steps), abs=1e-4)
+        assert result.truncated.tolist() == [decision == decisions - 1] * 2
+
+
+def test_an_action_is_not_repeated_into_the_next_attempt():
+    """An attempt of three steps is two decisions, of which the second is one step."""
+    env = make(LINE, num_envs=1, seed=0, params={"attempts": 2, "action_repeat": 2, "max_episode_steps": 3})
+    assert env.spec.horizon == 4
+    env.reset()
+    results = [env.step(np.ones(1, np.int32)) for _ in range(4)]
+    assert [bool(result.attempt_end[0]) for result in results] == [False, True, False, True]
+    assert [float(result.observation["obs.observation"][0, 0]) for result in results] == [2, 0, 2, 3]
+    assert [bool(result.terminated[0]) for result in results] == [False, False, False, True]
+
+
 def test_keyword_arguments_reach_the_environment():
     assert make("gym:Pendulum-v1", num_envs=1, seed=0, params={"g": 3.0}).envs[0].unwrapped.g == 3.0
     assert make("tests.envs.own:factory", num_envs=1, seed=0, params={"fault": "x"}).envs[0].fault == "x"

@@ -123,7 +123,8 @@ def test_with_same_step_the_final_observation_is_the_episodes_own():
         ("too_few", {}, UsageError, "gives 1 actors, 2 were asked for"),
         ("Pool", {"batch": 0.5}, UsageError, "steps some of its actors at once"),
         ("not_a_vector", {}, UsageError, "not a gymnasium.vector.VectorEnv"),
-        ("many", {"attempts": 2}, UsageError, "env.attempts: a VectorEnv ends its episodes by itself"),
+        ("many", {"attempts": 2}, UsageError, "env.attempts: a VectorEnv steps and ends its episodes by itself"),
+        ("many", {"action_repeat": 2}, UsageError, "env.action_repeat: a VectorEnv steps and ends"),
         ("many", {"lenth": 2}, UsageError, "1 error"),
     ],
 )

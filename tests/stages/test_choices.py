@@ -224,6 +224,32 @@ def test_the_users_distribution_of_actions_decides_what_follows(actor: dict[str,
         assert agent.trace == ("retrace" if actor["distribution"] == "grid" else "none")
 
 
+@pytest.mark.parametrize(
+    ("step_change", "inertia", "longest", "repeat"),
+    [
+        (0.05, 1.0, 1_000, 4),
+        (0.09, 1.0, 1_000, 2),
+        (0.01, 1.0, 250, 2),  # an episode has 100 decisions at least
+        (0.01, 1.0, 150, 1),
+        (0.05, 0.1, 1_000, 1),  # a point that is moved at once
+        (0.2, 1.0, 1_000, 1),
+        (0.0, 0.0, 1_000, 1),  # nothing moves, or nothing is known
+    ],
+)
+def test_actions_are_repeated_where_steps_are_fine(
+    step_change: float, inertia: float, longest: int, repeat: int
+) -> None:
+    seen = replace(CHEETAH, step_change=step_change, inertia=inertia, horizon=longest)
+    assert seen.best_repeat == repeat
+
+
+def test_a_budget_counts_the_steps_of_the_environment() -> None:
+    choices, _ = chosen(replace(CHEETAH, action_repeat=4), Budget(steps=80_000))
+    settings = settings_of(choices)
+    assert settings.env.params["action_repeat"] == 4
+    assert totals(settings)[0] == 20_000
+
+
 def test_a_batch_can_be_shared_among_ranks() -> None:
     choices, _ = chosen(LAKE, Budget(minutes=1), train={"ranks": 3, "grad_accumulation": 2})
     assert settings_of(choices).train.batch_size % 6 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -188,6 +189,77 @@ def test_actions_change_what_follows_in_control_tasks() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [("gym:Pendulum-v1", 0.1, 0.3), ("gym:MountainCarContinuous-v0", 0.05, 0.12), (f"{__name__}:Point", 0.01, 0.2)],
+)
+def test_motion_agrees_with_a_second_computation(name: str, few: float, many: float) -> None:
+    """By numpy's statistics over whole episodes."""
+    facts = measured(name, least=0.2)
+    env = make(name, num_envs=64, seed=9)
+    rng, rows = np.random.default_rng(0), [np.concatenate(list(env.reset().values()), axis=1)]
+    for _ in range(facts.length_max - 1):
+        seen = env.step(rng.uniform(-1, 1, (64, *env.spec.spaces.action.shape)).astype(np.float32)).observation
+        rows.append(np.concatenate(list(seen.values()), axis=1))
+    whole = np.array(rows, dtype=np.float64)
+    changes = np.diff(whole, axis=0)
+    moving = changes.any(axis=(0, 1))
+    shares = np.square(changes).mean(axis=(0, 1))[moving] / whole.var(axis=(0, 1))[moving]
+    change = np.median(np.sqrt(shares))
+    along = (changes[1:] * changes[:-1]).sum(axis=(0, 1)) / np.maximum(np.square(changes).sum(axis=(0, 1)), 1e-12)
+    assert facts.step_change == pytest.approx(change, rel=0.3)
+    assert few < facts.step_change < many
+    assert facts.inertia == pytest.approx(along[moving].max(), abs=0.1)
+
+
+class Mass(gymnasium.Env):
+    """A force on a mass for 600 steps; its place and speed are observed, and a constant."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.place, self.speed, self.time = 0.0, 0.0, 0
+        return self._show(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._move(float(action[0]))
+        self.time += 1
+        return self._show(), -abs(self.place), False, self.time == 600, {}
+
+    def _move(self, force: float) -> None:
+        self.speed += 0.02 * (force - self.place)
+        self.place += 0.02 * self.speed
+
+    def _show(self) -> np.ndarray:
+        return np.array([self.place, self.speed, 3.0], np.float32)
+
+
+class Point(Mass):
+    """A point that is moved at once, as little in a step."""
+
+    def _move(self, force: float) -> None:
+        self.place += 0.02 * force
+
+
+@pytest.mark.system
+def test_actions_are_repeated_where_steps_are_fine() -> None:
+    made = {}
+    for name in ("Mass", "Point"):
+        given = {"env": {"name": f"{__name__}:{name}"}, "train": {"device": "cpu"}}
+        settle = functools.partial(settle_over, given)
+        made[name] = make_recipe(settle, given, Budget(steps=4_000))
+        assert settle(made[name].document).env.params.get("action_repeat", 1) == {"Mass": 4, "Point": 1}[name]
+    row = next(row for row in made["Mass"].choices if row.setting == "env.action_repeat")
+    assert "of its spread" in row.reason
+    assert made["Mass"].plan["measured"]["length_mean"] == 150
+
+
+def settle_over(given: Mapping[str, Any], document: Mapping[str, Any]) -> Settings:
+    return resolve(merge(document, given), env_model=find_env_model)
+
+
 def test_measuring_can_be_interrupted() -> None:
     heard: list[Event] = []
 

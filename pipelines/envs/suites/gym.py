@@ -148,6 +148,8 @@ class Gymnasium:
         if "pettingzoo" in sys.modules and not (isinstance(target, type) and issubclass(target, gymnasium.Env)):
             first = target(**kwargs)  # only what a factory returns shows its interface
             if is_pettingzoo(first):
+                if settings.action_repeat is not None:
+                    raise UsageError("env.action_repeat: a game is played move by move", hint="leave it out")
                 return seat(label, lambda: target(**kwargs), settings, **which)
         if settings.seat is not None:
             raise UsageError(f"env.seat: environment '{label}' has a single seat", hint="leave it out")
