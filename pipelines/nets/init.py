@@ -77,6 +77,13 @@ def make_layer(
     return cast(_Layer, made)
 
 
+def fill_ramp(bias: Tensor) -> None:
+    """Fill `bias` (out,) with small different numbers, from -0.1 to 0.1."""
+    if not is_outline():
+        with torch.no_grad():
+            bias.copy_(torch.linspace(-0.1, 0.1, len(bias)))
+
+
 def make_linear(inputs: int, outputs: int, *, gain: float | None = None) -> Linear:
     """Construct a linear layer, hidden by default, an output layer if `gain` is given."""
     fill = fill_hidden if gain is None else functools.partial(nn.init.orthogonal_, gain=gain)

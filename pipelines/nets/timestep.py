@@ -172,8 +172,13 @@ class TimestepEncoder(nn.Module):
             self.extras = init.make_linear(size, settings.image.extras)
             width = settings.image.features * len(self.images) + settings.image.extras + extra
             self.body: nn.Module = init.make_linear(width, settings.output, gain=1.0)
+            last = self.body
         else:
             self.body = MLP(size + extra, settings.hidden, settings.output, activation=settings.activation)
+            last = self.body.last
+        # Of inputs that are all zero, every layer norm would divide by the root of its epsilon, and the gradient of the
+        # first update was 10^16. These biases draw nothing, and vanish beside other inputs.
+        init.fill_ramp(last.bias)
         self.token_encoders = nn.ModuleList()
         for space in self.sequences.values():
             most = settings.tokens.vocabulary
