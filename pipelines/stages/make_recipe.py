@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.config.changes import flatten, may_change
 from pipelines.config.host import is_main
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import EnvSettings, Settings
+from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates
@@ -123,33 +123,39 @@ def choose_by_hand(
     if "stages" in given or settings.collect.follow or settings.collect.policy not in ("auto", "random"):
         return None
     if directory.exists():
-        stored = directory.load_document()
-        is_other = stored.get("env") != settings.document()["env"]
+        env, stored = settings.document()["env"], directory.load_document().get("env")
+        chosen = {_REPEAT: stored[_REPEAT]} if isinstance(stored, dict) and _REPEAT in stored else {}
+        is_other = stored != {**chosen, **env}
         if not (fresh and is_other) or directory.load_record().get("stages", {}).keys() - {"collect"}:
             return None
-    from pipelines.rollout.environment import require_limit, with_actors
+    from pipelines.rollout.environment import require_limit
     from pipelines.stages.collect import explain_size  # imports torch
 
     require_limit(settings.collect)
-    sized = with_actors(settings.collect, settings.env, listener=listener)
-    assert isinstance(sized.steps, int)
-    assert isinstance(sized.actors, int)
-    budget = Budget(steps=sized.steps)
-    facts, env = _measure_env(settings, budget, listener)
-    if env != settings.env:  # its episodes are shorter
-        sized = with_actors(settings.collect, env, listener=listener)
-        assert isinstance(sized.steps, int)
-        assert isinstance(sized.actors, int)
+    steps, actors = _size_collect(settings.collect, settings.env, listener)
+    facts, played = _measure_env(settings, Budget(steps=steps), listener)
+    if played != settings.env:  # its episodes have fewer steps
+        steps, actors = _size_collect(settings.collect, played, listener)
     if "auto" in (settings.collect.steps, settings.collect.actors):
-        explain_size(sized.steps, sized.actors * sized.collectors, facts.horizon, listener)
-    choices = Choices(given, facts, Budget(steps=sized.steps * facts.action_repeat))
-    choices.choose("collect.steps", sized.steps, "each actor ends two episodes")
-    choices.choose("collect.actors", sized.actors, "as many as are quick and end two episodes")
+        explain_size(steps, actors * settings.collect.collectors, facts.horizon, listener)
+    choices = Choices(given, facts, Budget(steps=steps * facts.action_repeat))
+    choices.choose("collect.steps", steps, "each actor ends two episodes")
+    choices.choose("collect.actors", actors, "as many as are quick and end two episodes")
     choices.choose_agent()
     choices.choose_amounts()
     _report_random_play(facts, listener)
     made = MadeRecipe.of(choices)
     return made.begin(given, resolve(made.document))
+
+
+def _size_collect(collect: CollectSettings, env: EnvSettings, listener: Listener) -> tuple[int, int]:
+    """Determine the steps and the actors of `collect` where they are "auto"."""
+    from pipelines.rollout.environment import with_actors  # imports torch
+
+    sized = with_actors(collect, env, listener=listener)
+    assert isinstance(sized.steps, int)
+    assert isinstance(sized.actors, int)
+    return sized.steps, sized.actors
 
 
 def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tuple[EnvFacts, EnvSettings]:
