@@ -291,6 +291,10 @@ class ActorSettings(SettingsModel):
     """Lower bound of the log standard deviation (Box actions)."""
     max_log_std: float = 2.0
     """Upper bound of the log standard deviation (Box actions)."""
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    """Where the trained policy plays (evaluations, exports, serving, another run's opponent), sample its choices by its
+    probabilities to the power 1 / temperature: below 1 nearer to the most likely action. It learns by
+    sampling at 1."""
     action_clip: Annotated[float, Field(gt=0, lt=1)] = 0.99
     """Box actions are clipped to +- this before their log-probability is computed."""
     distribution: Literal["tanh-gaussian", "beta", "gaussian-mixture", "grid"] = "tanh-gaussian"

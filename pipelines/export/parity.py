@@ -98,7 +98,7 @@ class _StepRecorder:
         action = np.where(reset.reshape(-1, *[1] * (prev_action.ndim - 1)), 0, prev_action).astype(prev_action.dtype)
         reward = np.where(reset, 0, prev_reward).astype(np.float32)
         params, legal = self._policy.parameters(observation, action, reward, self._time)
-        head = self._policy.agent.heads.policy
+        head = self._policy.agent.make_player()
         noise = self._rng.random((len(time), head.noise_size), np.float32)
         greedy = head.to_stored(head.mode(params, legal)).numpy()
         sampled = head.to_stored(head.sample(params, torch.from_numpy(noise), legal)).numpy()

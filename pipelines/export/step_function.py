@@ -38,7 +38,7 @@ class StepFunction(nn.Module):
         self.agent = fold(copy.deepcopy(agent).eval().requires_grad_(False))
         self.agent.target_heads = None
         self.spaces: Spaces = agent.spaces
-        self._policy = self.agent.heads.policy
+        self._policy = self.agent.make_player()
         found = self.agent.sequence.memory(num_actors=1, capacity=capacity)
         self._tensors: Tensors = {}
         self._cached = isinstance(found, KVCache)

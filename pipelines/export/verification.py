@@ -103,7 +103,7 @@ def _load_recording(content: bytes, spaces: Spaces) -> parity.Arrays:
 
 def _step_of_weights(agent: Any, capacity: int, actors: int) -> parity.Step:
     policy = AgentPolicy(agent, num_actors=actors, capacity=capacity)
-    head, time = agent.heads.policy, np.zeros(actors, np.int64)
+    head, time = agent.make_player(), np.zeros(actors, np.int64)
 
     def step(
         columns: parity.Arrays, action: np.ndarray, reward: np.ndarray, reset: np.ndarray, noise: np.ndarray

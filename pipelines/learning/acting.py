@@ -28,18 +28,18 @@ class AgentPolicy:
     An actor whose `time` is 0 begins an episode, and its memory is reset. Attention keeps the last `capacity` tokens of
     each actor. When weights change, memories made with the old ones stay in use until `rebuild` is called. Actions are
     drawn from the policy's own generator, so `seed` and the inputs determine them. Actors from `offset` on of `total`
-    draw what they would among all of these. Sampled choices have the agent's probabilities to the power 1 /
-    `temperature`, normalised; UsageError if actions are no choices.
+    draw what they would among all of these. Choices are sampled at the agent's own temperature times `temperature`
+    (`Agent.make_player`); by a policy that `explores`, as the agent learns, at 1.
     """
 
     def __init__(
         self, agent: Agent, *, num_actors: int, capacity: int, greedy: bool = False, seed: int = 0,
         device: torch.device | str = "cpu", precision: str = "float32", offset: int = 0, total: int = 0,
-        temperature: float = 1.0,
+        temperature: float = 1.0, explores: bool = False,
     ) -> None:  # fmt: skip
         self.agent, self.num_actors, self.greedy, self.device = agent, num_actors, greedy, torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
-        self._policy = agent.heads.policy if temperature == 1 else agent.heads.policy.at_temperature(temperature)
+        self._policy = agent.heads.policy if explores else agent.make_player(temperature)
         self._precision, self._capacity = precision, capacity
         rows, here = total or num_actors, slice(offset, offset + num_actors)
         self._tape = SharedDraws(lambda: torch.rand(rows, self._policy.noise_size, generator=self._generator)[here])

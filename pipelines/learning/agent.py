@@ -38,7 +38,7 @@ from pipelines.learning.objectives import (
 from pipelines.learning.popart import AdvantageScale, PopArt, Temperature
 from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
-from pipelines.nets.actor import Categorical
+from pipelines.nets.actor import Categorical, Distribution
 from pipelines.nets.inputs import join_rows, symlog, to_features
 from pipelines.nets.linear import prepare_weights
 from pipelines.nets.sequence import make_sequence_encoder
@@ -79,6 +79,7 @@ class Agent(nn.Module):
             self.auxiliary = nn.ModuleList(AuxiliaryLoss(s, spaces, state_size) for s in settings.auxiliary_losses)
         if settings.action_mask:
             LegalActions(settings.action_mask, spaces)  # refuses a column that cannot be a mask
+        self.make_player()  # refuses a temperature of actions that are no choices
         self.target_heads: CriticHeads | None = None
         self._target_pairs: tuple[list[Tensor], list[Tensor]] | None = None  # parameters of the targets, and their own
         self.popart: PopArt | None = None
@@ -105,6 +106,12 @@ class Agent(nn.Module):
             self.popart = PopArt(len(self.gammas), settings.popart)
             if isinstance(self.heads, ExactHeads):
                 self.advantage_scale = AdvantageScale(len(self.gammas))
+
+    def make_player(self, temperature: float = 1.0) -> Distribution:
+        """Return the policy by which the agent plays, sampled at its own temperature times `temperature`. UsageError if
+        that is not 1 and actions are no choices."""
+        temperature *= self.settings.actor.temperature
+        return self.heads.policy if temperature == 1 else self.heads.policy.at_temperature(temperature)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return, by name, the parameters that the optimiser updates and the clip norm counts: all but the target

@@ -125,7 +125,7 @@ class Distribution(ABC):
         if not self.hard:
             raise UsageError(
                 "a temperature needs probabilities of choices, and these actions have a density",
-                hint="use evaluate.temperature=1",
+                hint="leave agent.actor.temperature and evaluate.temperature at 1",
             )
         made = copy.copy(self)
         made.exponent = 1 / temperature

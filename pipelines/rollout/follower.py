@@ -179,7 +179,10 @@ class CheckpointFollower:
         except OSError as error:
             self._report(str(error))
             return None
-        acting = trained(checkpoint, self._env, policy_id=self._source.identity, seed=self._seed, greedy=self._greedy)
+        seed, greedy = self._seed, self._greedy
+        acting = trained(
+            checkpoint, self._env, policy_id=self._source.identity, seed=seed, greedy=greedy, explores=True
+        )
         assert isinstance(acting.policy, AgentPolicy)
         if self._policy is not None:
             acting.policy.load_state_dict(self._policy.state_dict())  # its random stream continues

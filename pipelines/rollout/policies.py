@@ -298,9 +298,10 @@ def load_trained(name: str, *, spaces: Spaces | None = None, settings: AgentSett
 
 def trained(
     checkpoint: Checkpoint, env: Actors, *, policy_id: str, seed: int, greedy: bool, temperature: float = 1.0,
-    own: AgentSettings | None = None,
+    own: AgentSettings | None = None, explores: bool = False,
 ) -> Acting:  # fmt: skip
-    """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
+    """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`, `temperature` and `explores`
+    as for `AgentPolicy`."""
     require_spaces(checkpoint, env)
     agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
@@ -316,6 +317,7 @@ def trained(
             offset=env.episodes.offset,
             total=env.episodes.total,
             temperature=temperature,
+            explores=explores,
         )
     return Acting(
         policy=policy,

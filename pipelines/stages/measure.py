@@ -385,6 +385,7 @@ class _Stopwatch:
             capacity=context,
             device=learner.device,
             precision=learner.settings.precision,
+            explores=True,
         )
         rollout = Rollout(self.env, policy, recording=Recording(sink=lambda trajectories: None))
         self.listener(rollout.stepping)

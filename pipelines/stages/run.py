@@ -341,6 +341,7 @@ class ChainRunner:
                 seed=seed,
                 device=agent.gamma_G.device,
                 precision=self.settings.train.precision,
+                explores=True,
             )
         agent.eval()
         self._agent_policy.greedy = wanted.greedy

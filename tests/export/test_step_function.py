@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mixture": {"action": "box", "actor": {"hidden": [16], "distribution": "gaussian-mixture"}},
     "grid": {"action": "box", "actor": {"hidden": [16], "distribution": "grid"}},
     "gumbel": {"actor": {"hidden": [16], "gumbel": True}},
+    "sharp": {"actor": {"hidden": [16], "temperature": 0.25}},
+    "sharp-choices": {"action": "multi_discrete", "actor": {"hidden": [16], "temperature": 0.25}},
     "mixed": {"observation": MIXED},
     "impala": {"observation": MIXED, "timestep": {"hidden": [16], "output": 12, "image": {"kind": "impala"}}},
     "tokens": {
@@ -77,7 +79,7 @@ def made(name: str) -> Agent:
 
 def recording(owner: Agent) -> parity.Arrays:
     """Return random steps with resets at different times, answered by the agent as it acts in evaluations."""
-    rng, spaces, head = np.random.default_rng(0), owner.spaces, owner.heads.policy
+    rng, spaces, head = np.random.default_rng(0), owner.spaces, owner.make_player()
     policy = AgentPolicy(owner, num_actors=N, capacity=CAPACITY)
     rows, time = [], np.zeros(N, np.int64)
     for step in range(STEPS):

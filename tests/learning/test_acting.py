@@ -185,3 +185,24 @@ def test_some_actors_act_as_each_would_alone(sequence):
         expected = [act(alone[actor], source, [rows[actor]], [actor])[0] for actor in chosen]
         np.testing.assert_array_equal(actions, expected)
         rows[chosen] += 1
+
+
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete", "multi_binary"])
+def test_an_agent_plays_at_its_own_temperature_and_explores_at_one(action):
+    """Of the same weights and draws: at .25, as another agent told to play at .25; a policy that explores, at 1."""
+    sharp, plain = (agent(action, actor={"hidden": [16], "temperature": t}) for t in (0.25, 1.0))
+    sharp.load_state_dict(plain.state_dict())
+    source = stream(plain)
+
+    def draw(owner, **how):
+        policy = AgentPolicy(owner, num_actors=ACTORS, capacity=STEPS, seed=3, **how)
+        return np.array([act(policy, source, [row] * ACTORS) for row in range(STEPS)])
+
+    np.testing.assert_array_equal(draw(sharp), draw(plain, temperature=0.25))
+    np.testing.assert_array_equal(draw(sharp, temperature=4.0), draw(plain))
+    np.testing.assert_array_equal(draw(sharp, explores=True), draw(plain))
+
+
+def test_a_density_has_no_temperature():
+    with pytest.raises(UsageError, match=r"temperature needs probabilities.*agent\.actor\.temperature"):
+        agent("box", actor={"hidden": [16], "temperature": 0.5})
