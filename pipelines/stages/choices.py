@@ -67,10 +67,6 @@ GAMMA_AT_ONCE = 0.1
 TARGET_UPDATES, LEAST_TAU, MOST_TAU = 15.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
 TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
 ENTROPY_WEIGHT = 0.1  # of choices, in units of advantages
-# Of choices, when the trained policy plays: what holds it open while it learns costs it afterwards, and its likeliest
-# actions alone lose what it has not decided. Returns of the same policies at 1, at .5, and greedy: Acrobot -134, -101,
-# -94; LunarLander 241, 251, 260, after two minutes 78, 48, -84; MountainCar -198, -172, -128; reacher 882, 918, 941.
-TEMPERATURE = 0.5
 N_STEP = 3
 # Points in each dimension by the number of dimensions of Box actions. The same updates learn much more from the values
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
@@ -371,8 +367,6 @@ class Choices:
                 self.choose("agent.trace", "retrace", reason)
             reason = "holds the policy open where actions matter less than usual"
             self.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
-            reason = "plays nearer to the likeliest actions than it explores"
-            self.choose("agent.actor.temperature", TEMPERATURE, reason)
         else:
             self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
