@@ -285,7 +285,9 @@ class Ensemble(nn.Module):
 
     def tensors(self) -> list[Tensor]:
         """List all parameters in the order of `_Layers`' fields."""
-        return [*self.weights, *self.biases, self.last_weight, self.last_bias]
+        # An update asks several times, and a ParameterList formats the name of each item to find it.
+        lists = [each._parameters.values() for each in (self.weights, self.biases)]
+        return [*lists[0], *lists[1], self.last_weight, self.last_bias]  # type: ignore[list-item]
 
     def split_chunks(self, h_ND: Tensor, copies: int = 1) -> Iterator[slice]:
         """Split the rows of `h_ND` into slices, where each row stands for `copies` rows of every critic."""
