@@ -463,7 +463,7 @@ class Agent(nn.Module):
         summed = torch.stack([*by_step.values()]).sum(1)
         if "action_gap" in by_step:  # in reward units: the last two figures
             scale = self._reward_scales()
-            summed[-2:] *= scale if isinstance(scale, float) else scale[-1]
+            summed[-2:].mul_(scale if isinstance(scale, float) else scale[-1])
         figures = torch.cat((torch.stack([*sums.values()]), summed)) / count
         metrics = dict(zip((*sums, *by_step), figures.unbind(), strict=True))
         if self.temperature is not None:  # shares of the update add up to the weight
@@ -486,7 +486,7 @@ class Agent(nn.Module):
         sums = torch.stack([*by_step.values()]).sum(1)
         popart_2G = torch.stack((popart.mu_G, popart.sigma_G)) / self.settings.reward_scale
         # Sums change their units, which is less work than steps. The weights have none, and differences no mean.
-        sums[:-1] *= popart_2G[1] if critics.normalized else 1 / self.settings.reward_scale
+        sums[:-1].mul_(popart_2G[1] if critics.normalized else 1 / self.settings.reward_scale)
         if critics.normalized:
             sums[:3].add_(popart_2G[0], alpha=steps)
         names = *by_step, "popart_mu", "popart_sigma"
