@@ -193,8 +193,8 @@ class Learner:
             )
 
     def _clip(self) -> dict[str, torch.Tensor]:
-        """Bound the global norm of the gradients, which the optimiser will scale; returns it as it was, and that of each
-        part of the network."""
+        """Bound the global norm of the gradients, which the optimiser will scale. Returns the norm as it was, and that
+        of each part of the network."""
         named = [(name, p.grad) for name, p in zip(self.names, self.parameters, strict=True) if p.grad is not None]
         names = tuple(name for name, _ in named)
         norms = self.shards.norms(torch.stack(torch._foreach_norm([grad for _, grad in named])), names)
