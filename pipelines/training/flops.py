@@ -17,6 +17,7 @@ from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete
 from pipelines.learning.agent import Agent
 from pipelines.learning.batch import TensorBatch, encode
+from pipelines.learning.heads import CriticHeads
 from pipelines.nets.critic import ActionValues, Scalar
 from pipelines.nets.sequence import make_sequence_encoder
 from pipelines.nets.timestep import make_timestep_encoder
@@ -54,9 +55,9 @@ def _count_encoders(agent: Agent, length: int) -> float:
 
 
 def _count_critics(agent: Agent, steps: int) -> float:
-    critic, kind, discounts = agent.heads.critic, agent.agent_type, len(agent.gammas)
-    if critic is None:
+    if not isinstance(agent.heads, CriticHeads):
         return 0
+    critic, kind, discounts = agent.heads.critic, agent.agent_type, len(agent.gammas)
     first, *deeper = (weight[0].numel() for weight in critic.weights)
     last, rows = critic.last_weight[0].numel(), 2 * steps * critic.members
     if isinstance(critic, ActionValues):  # one row a step, which serves data and policy alike
