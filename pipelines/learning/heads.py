@@ -66,10 +66,10 @@ class CriticHeads(Heads, ABC):
 
     @abstractmethod
     def critic_loss(
-        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor
+        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor | None
     ) -> tuple[Tensor, DataValues]:
         """Return the critics' loss for the dataset actions (mean over critics and discounts, sum over rows, each times
-        `scale_N`), and their values."""
+        `scale_N`, None: 1), and their values."""
 
     @abstractmethod
     def policy_values(
@@ -121,14 +121,14 @@ class ExactHeads(CriticHeads):
         return value_NG, taken_NG, probs_NGA.gather(-1, index_NG1)[..., 0]
 
     def critic_loss(
-        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor
+        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor | None
     ) -> tuple[Tensor, DataValues]:
         index_N = self.policy.index(action)
 
         def table_loss(rows: slice, table_CnGA: Tensor) -> tuple[Tensor, Tensor]:
             index_CnG1 = index_N[rows, None, None].expand(*table_CnGA.shape[:3], 1)
             q_CnG = table_CnGA.gather(-1, index_CnG1)[..., 0]
-            loss, slope_CnG = squared_error(q_CnG, target_NG[rows], scale_N[rows, None])
+            loss, slope_CnG = squared_error(q_CnG, target_NG[rows], None if scale_N is None else scale_N[rows, None])
             return loss, torch.zeros_like(table_CnGA).scatter_(-1, index_CnG1, slope_CnG[..., None])
 
         loss, table_CNGA = self.critic.fused_loss(h_ND, table_loss)
@@ -176,14 +176,14 @@ class _SampledHeads(CriticHeads):
         return reduce(value_CNGK.mean(-1), drawn_MNG, how)
 
     def critic_loss(
-        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor
+        self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor | None
     ) -> tuple[Tensor, DataValues]:
         target_GN, readout = target_NG.t().contiguous(), self.critic.readout
 
         def output_loss(rows: slice, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            target_Gn, scale_n = target_GN[:, rows], scale_N[rows]
+            target_Gn, scale_n = target_GN[:, rows], None if scale_N is None else scale_N[rows]
             if isinstance(readout, TwoHot):
-                scale_R1 = scale_n.expand_as(target_Gn).reshape(-1, 1)
+                scale_R1 = None if scale_n is None else scale_n.expand_as(target_Gn).reshape(-1, 1)
                 loss, q_CR, slope_CRZ = cross_entropy(readout, outputs, target_Gn.flatten(), scale_R1)
                 return loss, q_CR.unflatten(1, target_Gn.shape), slope_CRZ
             loss, slope_CGn = squared_error(outputs, target_Gn, scale_n)

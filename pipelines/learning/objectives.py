@@ -68,11 +68,15 @@ class PolicyValues:
 @dataclass(frozen=True, kw_only=True)
 class CriticOutput:
     """Values at the valid steps, the critics' loss, and the weights of behaviour cloning. Only `loss` and
-    `policy.min_q_NG` have gradient."""
+    `policy.min_q_NG` have gradient. `q_NG` and `v_NG`: means over critics of the values of the dataset actions and of
+    the policy; these and `target_NG` are in the critics' units."""
 
     loss: Tensor
     data: DataValues
     policy: PolicyValues
+    target_NG: Tensor
+    q_NG: Tensor
+    v_NG: Tensor
     advantage_NG: Tensor  # in reward units
     weight_NG: Tensor
 
@@ -161,26 +165,28 @@ TERMS: Mapping[str, _Term] = {
 }
 
 
-def squared_error(value: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of squared errors, each times `scale` -> (loss, its gradient with respect to `value`)."""
+def squared_error(value: Tensor, target: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum of squared errors, each times `scale` (None: 1) -> (loss, its gradient with respect to `value`)."""
     error = value - target
-    scaled = scale * error
-    return (scaled * error).sum(), 2 * scaled
+    scaled = error if scale is None else scale * error
+    return torch.dot(scaled.flatten(), error.flatten()), 2 * scaled
 
 
 def cross_entropy(
-    readout: TwoHot, logits_CRZ: Tensor, target_R: Tensor, scale_R1: Tensor
+    readout: TwoHot, logits_CRZ: Tensor, target_R: Tensor, scale_R1: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy with the labels of the targets, each row times `scale_R1` -> (loss, values (C, R), gradient of the
-    logits, which are overwritten)."""
+    """Cross-entropy with the labels of the targets, each row times `scale_R1` (None: 1) -> (loss, values (C, R),
+    gradient of the logits, which are overwritten)."""
     if readout.sigma is not None:
-        label_RZ = readout.labels(target_R) * scale_R1
+        label_RZ = readout.labels(target_R)
+        label_RZ = label_RZ if scale_R1 is None else label_RZ * scale_R1
         log_CRZ = logits_CRZ.log_softmax(-1)
         loss, probs_CRZ = -(label_RZ * log_CRZ).sum(), log_CRZ.exp()
         value_CR = readout.decode(probs_CRZ)
-        return loss, value_CR, probs_CRZ.mul_(scale_R1).sub_(label_RZ)
+        return loss, value_CR, (probs_CRZ if scale_R1 is None else probs_CRZ.mul_(scale_R1)).sub_(label_RZ)
     index_R2, share_R2 = readout.neighbours(target_R)  # two bins only: one pass of exponentials serves loss and slope
-    index_CR2, share_R2 = index_R2.expand(len(logits_CRZ), -1, -1), share_R2 * scale_R1
+    share_R2 = share_R2 if scale_R1 is None else share_R2 * scale_R1
+    index_CR2 = index_R2.expand(len(logits_CRZ), -1, -1)
     logits_CRZ -= logits_CRZ.amax(-1, keepdim=True)
     named_CR2 = logits_CRZ.gather(-1, index_CR2)
     probs_CRZ = logits_CRZ.exp_()
@@ -188,7 +194,8 @@ def cross_entropy(
     probs_CRZ /= total_CR1
     loss = (share_R2 * (total_CR1.log() - named_CR2)).sum()
     value_CR = readout.decode(probs_CRZ)
-    return loss, value_CR, probs_CRZ.mul_(scale_R1).scatter_add_(-1, index_CR2, -share_R2.expand_as(index_CR2))
+    probs_CRZ = probs_CRZ if scale_R1 is None else probs_CRZ.mul_(scale_R1)
+    return loss, value_CR, probs_CRZ.scatter_add_(-1, index_CR2, -share_R2.expand_as(index_CR2))
 
 
 def n_step_targets(

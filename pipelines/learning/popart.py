@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipelines.config.model import PopArtSettings
 from pipelines.nets import ranks
 from pipelines.nets.compute import Kept
-from pipelines.nets.inputs import is_finite
+from pipelines.nets.inputs import is_finite, start_corrected_step
 
 
 class PopArt(nn.Module):
@@ -66,26 +66,27 @@ class PopArt(nn.Module):
 
         Targets of a discount that are not all finite leave its moments unchanged.
         """
-        mu, sigma = self.mu_G.clone(), self.sigma_G
+        sigma = self.sigma_G
         if not self.settings.enabled:
-            return sigma, mu
+            return sigma, self.mu_G.clone()
         if ranks.count_joined() > 1:
             mean64, square64, _ = ranks.compute_moments(targets_NG)
-            mean, variance = mean64.to(mu.dtype), (square64 - mean64.square()).clamp_min(0).to(mu.dtype)
+            mean, variance = mean64.to(sigma.dtype), (square64 - mean64.square()).clamp_min(0).to(sigma.dtype)
         else:
             variance, mean = torch.var_mean(targets_NG, 0, correction=0)
-        usable = is_finite(mean + variance)
+        usable = is_finite(variance)  # no variance is, where the mean is not
         first = self.updates == 0
         self.updates += usable.all()
-        beta = self.settings.beta
-        step = (beta / (1 - (1 - beta) ** self.updates.clamp_min(1).double())).to(mu.dtype)
-        # Exponential average of the second moment, written about the means.
-        distance = mean - mu
-        variance = (1 - step) * self.variance_G + step * variance + step * (1 - step) * distance.square()
-        self.mu_G.copy_(torch.where(usable, mu + step * distance, mu))
-        self.variance_G.copy_(torch.where(usable, variance, self.variance_G))
+        step = start_corrected_step(self.updates, self.settings.beta)
+        distance = mean - self.mu_G
+        moved = step * distance
+        # Exponential average of the second moment, written about the means: (1 - step) (V + step distance^2) + step v.
+        variance = torch.addcmul(self.variance_G, moved, distance).lerp_(variance, step)
+        mu = torch.where(usable, self.mu_G + moved, self.mu_G)
+        torch.where(usable, variance, self.variance_G, out=self.variance_G)
         new_sigma = self.sigma_G
-        scale, shift = sigma / new_sigma, (mu - self.mu_G) / new_sigma
+        scale, shift = sigma / new_sigma, (self.mu_G - mu) / new_sigma
+        self.mu_G.copy_(mu)
         return scale.masked_fill(first, 1.0), shift.masked_fill(first, 0.0)
 
 
@@ -128,20 +129,21 @@ class AdvantageScale(nn.Module):
             reward_N.new_full((1,), len(square_NG)),
         )
         sums = ranks.sum_tensor(torch.cat(own))
-        reward_square, rewards, steps = sums[-3:].unbind()
-        is_usable = is_finite(sums).all() & (steps > 0)
-        self._average(self.square_G, self.updates, sums[:-3] / steps, is_usable)
+        means = (sums[:-1] / sums[-1]).to(self.square_G.dtype)  # NaN without steps
+        is_usable = is_finite(means).all()
+        reward_square, rewards = means[-2:].unbind()
+        self._average(self.square_G, self.updates, means[:-2], is_usable)
         self._average(self.reward_square, self.reward_updates, reward_square / rewards, is_usable & (rewards > 0))
 
     def _average(self, average: Tensor, updates: Tensor, mean: Tensor, is_usable: Tensor) -> None:
         updates += is_usable
         step = updates.clamp_min(1).reciprocal().clamp_min(self.rate)
-        average.lerp_(torch.where(is_usable, mean.to(average.dtype), average), step)
+        average.lerp_(torch.where(is_usable, mean, average), step)
 
     def scale(self, otherwise: Tensor) -> Tensor:
         """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
-        scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
-        scale_G = scale_G.masked_fill(self.reward_updates == 0, torch.inf)
+        square_G = torch.maximum(self.square_G, self.floor**2 * self.reward_square)
+        scale_G = square_G.sqrt().clamp_min(1e-8).masked_fill(self.reward_updates == 0, torch.inf)
         return torch.where(self.updates > 0, scale_G, otherwise)
 
 

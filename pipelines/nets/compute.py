@@ -4,8 +4,8 @@ treat as constant."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -28,6 +28,18 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 def choose_dtype(device: torch.device) -> torch.dtype:
     """Choose the dtype to compute products in: autocast's, where it is on."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+
+
+@contextmanager
+def keep_float32() -> Iterator[None]:
+    """Make a context in which matrices are not rounded to TF32, whatever `train.tf32` says. A matrix that multiplies a
+    vector never is, but a batch of them would be."""
+    flags = torch.backends.cuda.matmul
+    before, flags.allow_tf32 = flags.allow_tf32, False
+    try:
+        yield
+    finally:
+        flags.allow_tf32 = before
 
 
 Value = TypeVar("Value")

@@ -155,7 +155,7 @@ class TwoHot(Readout):
 
 SLOPE = 0.01
 # Rows of all critics together that are computed at a time: on a CPU, a layer's output stays in the cache.
-CPU_ROWS, _CUDA_ROWS = 3584, 1 << 18
+CPU_ROWS, _CUDA_ROWS = 3584, 1 << 19
 
 _slope = torch.ops.aten.leaky_relu_backward.grad_input
 
@@ -174,6 +174,16 @@ def make_zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
     zeros = torch.zeros(sum(tensor.numel() for tensor in tensors), device=tensors[0].device)
     parts = zeros.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def join_chunks(chunks: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate what chunks have computed; a single one, as small batches have, is not copied."""
+    return chunks[0] if len(chunks) == 1 else torch.cat([*chunks], axis)
+
+
+def sum_chunks(chunks: Sequence[Tensor]) -> Tensor:
+    """Sum the numbers that chunks have computed."""
+    return chunks[0] if len(chunks) == 1 else torch.stack([*chunks]).sum()
 
 
 class _Attach(torch.autograd.Function):
@@ -285,13 +295,16 @@ class Ensemble(nn.Module):
 
     def tensors(self) -> list[Tensor]:
         """List all parameters in the order of `_Layers`' fields."""
-        return [*self.weights, *self.biases, self.last_weight, self.last_bias]
+        # An update asks several times, and a ParameterList formats the name of each item to find it.
+        lists = [each._parameters.values() for each in (self.weights, self.biases)]
+        return [*lists[0], *lists[1], self.last_weight, self.last_bias]  # type: ignore[list-item]
 
     def split_chunks(self, h_ND: Tensor, copies: int = 1) -> Iterator[slice]:
         """Split the rows of `h_ND` into slices, where each row stands for `copies` rows of every critic."""
-        rows = _CUDA_ROWS if h_ND.device.type == "cuda" else CPU_ROWS
-        size = max(1, rows // (self.members * copies))
-        return (slice(start, min(start + size, len(h_ND))) for start in range(0, len(h_ND), size))
+        most, rows = _CUDA_ROWS if h_ND.device.type == "cuda" else CPU_ROWS, len(h_ND)
+        size = max(1, most // (self.members * copies))
+        # Without rows there is one chunk, which is empty.
+        return (slice(start, min(start + size, rows)) for start in range(0, max(rows, 1), size))
 
 
 class ActionValues(Ensemble):
@@ -300,12 +313,13 @@ class ActionValues(Ensemble):
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
         """Compute values (C, N, G, A), without gradient."""
-        layers, shape = self.layers(choose_dtype(h_ND.device)), (self.members, len(h_ND))
-        out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
+        layers = self.layers(choose_dtype(h_ND.device))
         with torch.autocast(h_ND.device.type, enabled=False):
-            for rows in self.split_chunks(h_ND):
-                out[:, rows] = self._compute_table(self._run_layers(h_ND[rows], layers)[-1], layers)
-        return out.view(*shape, self.num_discounts, self.num_outputs)
+            chunks = [
+                self._compute_table(self._run_layers(h_ND[rows], layers)[-1], layers)
+                for rows in self.split_chunks(h_ND)
+            ]
+        return join_chunks(chunks, 1).unflatten(-1, (self.num_discounts, self.num_outputs))
 
     def fused_loss(self, h_ND: Tensor, loss: _TableLoss) -> tuple[Tensor, Tensor]:
         """Sum `loss` over chunks -> (loss, with gradient to critics and state; values (C, N, G, A), without)."""
@@ -319,15 +333,14 @@ class ActionValues(Ensemble):
         dtype, tensors = choose_dtype(h_ND.device), self.tensors()
         grad_h, *grads = make_zeros([h_ND, *tensors])
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
-        out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
-        total = out.new_zeros(())
+        losses, tables = [], []
         with torch.autocast(h_ND.device.type, enabled=False):
             for rows in self.split_chunks(h_ND):
                 acts = self._run_layers(h_ND[rows], layers)
-                table_CnGA = self._compute_table(acts[-1], layers).unflatten(-1, out.shape[2:])
-                out[:, rows] = table_CnGA
-                part, slope_CnGA = loss(rows, table_CnGA)
-                total += part
+                table_CnO = self._compute_table(acts[-1], layers)
+                tables.append(table_CnO.unflatten(-1, (self.num_discounts, self.num_outputs)))
+                part, slope_CnGA = loss(rows, tables[-1])
+                losses.append(part)
                 if not learn:
                     continue
                 slope_CnO = slope_CnGA.flatten(2)
@@ -339,7 +352,7 @@ class ActionValues(Ensemble):
                 add_product(grad.weights[0], acts[0].mT, slope_CnW)
                 grad.biases[0].add_(slope_CnW.sum(1, keepdim=True))
                 add_product(grad_h[rows], slope_CnW, layers.weights[0].mT)
-        return total, out, [grad_h, *grads] if learn else None
+        return sum_chunks(losses), join_chunks(tables, 1), [grad_h, *grads] if learn else None
 
     def _run_layers(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
         """List the inputs of all layers, the state (C, n, D) first."""
@@ -473,8 +486,7 @@ class ActionInput(Ensemble):
         )
         grad_h, *grads = make_zeros([h_ND, *tensors])
         layers, grad = self.layers(dtype), _Layers.of(grads, torch.float32)
-        out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
-        total = out_CGN.new_zeros(())
+        losses, values = [], []
         by_state, by_action = layers.weights[0][:, : self.parts[0]], layers.weights[0][:, self.parts[0] : -1]
         by_horizon_CG1W = self._compute_horizon_part(layers)
         with torch.autocast(h_ND.device.type, enabled=False):
@@ -485,8 +497,9 @@ class ActionInput(Ensemble):
                 first_CGnW = F.leaky_relu_(first_CnW[:, None] + by_horizon_CG1W, SLOPE)
                 acts = layers.run_hidden(first_CGnW.flatten(1, 2), 1)
                 x_CGnW = acts[-1].unflatten(1, (discounts, -1))
-                part, out_CGN[..., rows], slope = loss(rows, self.readout(x_CGnW, layers.last_weight, layers.last_bias))
-                total += part
+                part, value_CGn, slope = loss(rows, self.readout(x_CGnW, layers.last_weight, layers.last_bias))
+                losses.append(part)
+                values.append(value_CGn)
                 if not learn:
                     continue
                 slope_CRW = self.readout.backward(slope, x_CGnW, layers.last_weight, (grad.last_weight, grad.last_bias))
@@ -497,7 +510,8 @@ class ActionInput(Ensemble):
                 grad.weights[0][:, -1] += self.effective_horizon_G @ slope_CGW
                 grad.biases[0].add_(slope_CGW.sum(1, keepdim=True))
                 add_product(grad_h[rows], slope_CnW, by_state.mT)
-        return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
+        value_CNG = join_chunks(values, 2).transpose(1, 2)
+        return sum_chunks(losses), value_CNG, [grad_h, *grads] if learn else None
 
     def _compute_horizon_part(self, layers: _Layers) -> Tensor:
         """Compute the discounts' and the bias's part of the first layer (C, G, 1, W)."""

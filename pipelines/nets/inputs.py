@@ -6,6 +6,7 @@ F features of a value, N rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,14 @@ def is_finite(x: Tensor) -> Tensor:
     return x.abs() < torch.inf
 
 
+def start_corrected_step(updates: Tensor, rate: float) -> Tensor:
+    """Compute the step rate / (1 - (1 - rate)^t) of an exponential average, t the number of updates, at least 1: the
+    first sets it, early ones have equal weight, later ones enter at `rate`."""
+    # By expm1, which is precise in float32: 1 - (1 - rate)^t itself would lose half the digits of a small rate.
+    logarithm = math.log1p(-rate) if rate < 1 else -math.inf
+    return -rate / torch.expm1(updates.clamp_min(1) * logarithm)
+
+
 def symexp(x: Tensor) -> Tensor:
     """Compute the inverse of symlog."""
     return x.sign() * x.abs().expm1()
@@ -83,7 +92,7 @@ class RunningNorm(nn.Module):
         mean, square, count = ranks.compute_moments(x_NF, valid_N)
         some = count > 0
         self.updates += some
-        step = (self.rate / (1 - (1 - self.rate) ** self.updates.clamp_min(1).double())).to(self.mean.dtype)
+        step = start_corrected_step(self.updates, self.rate)
         for average, new in ((self.mean, mean), (self.square, square)):
             average.lerp_(torch.where(some, new.to(average.dtype), average), step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from pipelines.config.model import Activation
 from pipelines.nets import init, ranks
-from pipelines.nets.compute import Kept, Linear, cast_weights, choose_dtype
+from pipelines.nets.compute import Kept, Linear, cast_weights, choose_dtype, keep_float32
 
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "leaky-relu": nn.LeakyReLU,
@@ -82,6 +83,8 @@ class SigmaLinear(nn.Module):
         """Take one power iteration on the singular vectors of all layers, and return their spectral norms. Of a sharded
         weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
         is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
+        if layers[0].weight.device.type != "cpu" and not any(is_sharded):
+            return cls._iterate_together(layers)
         parts: list[tuple[Tensor, slice]] = [
             (cast(Any, layer.weight).to_local(), ranks.find_own_rows(len(layer.left)))
             if sharded
@@ -112,15 +115,47 @@ class SigmaLinear(nn.Module):
     @staticmethod
     def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> list[Tensor]:
         """Set unit vectors to the directions of `products`, and return their norms."""
-        norms_L = torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12)
-        if norms_L.device.type == "cpu":
-            torch._foreach_copy_(vectors, torch._foreach_div(products, [*norms_L.unbind()]))
-            return [*norms_L.unbind()]
+        norms = [*torch.stack(torch._foreach_norm(products)).clamp_min_(1e-12).unbind()]
+        torch._foreach_copy_(vectors, torch._foreach_div(products, norms))
+        return norms
+
+    @classmethod
+    def _iterate_together(cls, layers: Sequence[SigmaLinear]) -> list[Tensor]:
+        """Do what `iterate` does on a device, where a kernel costs as much as a pass over a small matrix: matrices of
+        one shape are multiplied at once."""
+        ordered = sorted(layers, key=lambda layer: layer.weight.shape)
+        counts = Counter((layer.weight.shape[0], layer.weight.shape[1]) for layer in ordered)
+        flat = torch.cat([layer.weight.view(-1) for layer in ordered])
+        parts = flat.split([number * outputs * inputs for (outputs, inputs), number in counts.items()])
+        stacks = [part.view(number, *shape) for part, (shape, number) in zip(parts, counts.items(), strict=True)]
+        right = cls._step_together(
+            [stack_LOI.mT for stack_LOI in stacks],
+            torch.cat([layer.left for layer in ordered]),
+            [layer.right for layer in ordered],
+        )[0]
+        norms = cls._step_together(stacks, right, [layer.left for layer in ordered])[1]
+        norm_of = dict(zip(ordered, norms, strict=True))
+        return [norm_of[layer] for layer in layers]
+
+    @staticmethod
+    def _step_together(
+        stacks: Sequence[Tensor], given: Tensor, vectors: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Multiply stacks of matrices (L, O, I) by all the vectors of I entries that follow each other in `given`. Set
+        the unit `vectors` of O entries to the directions of the products; returns these one after the other, and the
+        products' norms."""
+        sizes = tuple(len(vector) for vector in vectors)
+        flat = given.new_empty(sum(sizes))
+        inputs = given.split([stack.shape[0] * stack.shape[2] for stack in stacks])
+        outputs = flat.split([stack.shape[0] * stack.shape[1] for stack in stacks])
+        with keep_float32():
+            for stack, x, y in zip(stacks, inputs, outputs, strict=True):
+                torch.bmm(stack, x.view(len(stack), -1, 1), out=y.view(len(stack), -1, 1))
+        norms_L = torch.stack(torch._foreach_norm([*flat.split(sizes)])).clamp_min_(1e-12)
         # One division of all entries: of a list, with numbers that differ in shape, it would be a kernel for each.
-        sizes = tuple(len(product) for product in products)
-        flat = torch.cat(products).div_(norms_L.index_select(0, _number_entries(sizes, norms_L.device)))
-        torch._foreach_copy_(vectors, flat.split(sizes))
-        return [*norms_L.unbind()]
+        flat.div_(norms_L.index_select(0, _number_entries(sizes, norms_L.device)))
+        torch._foreach_copy_([*vectors], [*flat.split(sizes)])
+        return flat, [*norms_L.unbind()]
 
     def keep_sigma(self, norm: Tensor) -> None:
         """Keep what an update's iteration has computed, for the update's passes: <left, weight right> is the norm that

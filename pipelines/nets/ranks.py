@@ -180,11 +180,11 @@ def compute_moments(x_NF: Tensor, valid_N: Tensor | None = None) -> tuple[Tensor
     if valid_N is None:
         count = rows.new_full((1,), len(rows))
     else:
-        rows, count = torch.where(valid_N[:, None], rows, 0.0), valid_N.sum(dtype=torch.float64)[None]
+        rows, count = rows.masked_fill(~valid_N[:, None], 0.0), valid_N.sum(dtype=torch.float64)[None]
     features = rows.shape[1]
     sums = sum_tensor(torch.cat((rows.sum(0), rows.square().sum(0), count)))
-    mean, square, number = sums.split((features, features, 1))
-    return mean / number, square / number, number[0]
+    mean, square = (sums[:-1] / sums[-1]).split(features)
+    return mean, square, sums[-1]
 
 
 def average(figures: Mapping[str, float], device: torch.device) -> dict[str, float]:

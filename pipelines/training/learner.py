@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -193,17 +193,15 @@ class Learner:
             )
 
     def _clip(self) -> dict[str, torch.Tensor]:
-        """Bound the global norm of the gradients; returns it as it was, and that of each part of the network."""
+        """Bound the global norm of the gradients, which the optimiser will scale. Returns the norm as it was, and that
+        of each part of the network."""
         named = [(name, p.grad) for name, p in zip(self.names, self.parameters, strict=True) if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([grad for _, grad in named]))
-        norms = self.shards.norms(norms, [name for name, _ in named])
-        total = torch.linalg.vector_norm(norms)
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, total, foreach=True)
-        runs = [
-            (part, len([*names])) for part, names in groupby(_part(name) for name, _ in named)
-        ]  # parts are contiguous
-        parts = zip(runs, norms.split([size for _, size in runs]), strict=True)
-        return {"grad_norm": total, **{f"grad_norm_{part}": torch.linalg.vector_norm(own) for (part, _), own in parts}}
+        names = tuple(name for name, _ in named)
+        norms = self.shards.norms(torch.stack(torch._foreach_norm([grad for _, grad in named])), names)
+        parts, share_PN = _find_parts(names, self.device)
+        total, *of_parts = torch.mv(share_PN, norms.square()).sqrt().unbind()
+        self.optimizer.grad_scale = ((total + 1e-6) / self.settings.grad_clip).clamp_min(1.0)
+        return {"grad_norm": total, **dict(zip(parts, of_parts, strict=True))}
 
     def _copy_parameters(self) -> list[torch.Tensor]:
         """Copies of the parameters; those of the heads follow PopArt, so that values of an average have true units."""
@@ -353,9 +351,14 @@ class _NextLoss(torch.nn.Module):
         return next(losses)
 
 
-def _part(name: str) -> str:
-    """Return the part of the network that a parameter belongs to: timestep, sequence, actor, critic, ..."""
-    return name.removeprefix("heads.").partition(".")[0]
+@functools.lru_cache(maxsize=8)
+def _find_parts(names: tuple[str, ...], device: torch.device) -> tuple[list[str], torch.Tensor]:
+    """Find the parts of the network that parameters belong to (timestep, sequence, actor, critic, ...): the names of
+    their norms, and a matrix that sums numbers of the N parameters, all of them first, then those of each part."""
+    part_N = [name.removeprefix("heads.").partition(".")[0] for name in names]
+    parts = [*dict.fromkeys(part_N)]
+    rows = [[1.0] * len(names), *([float(own == part) for own in part_N] for part in parts)]
+    return [f"grad_norm_{part}" for part in parts], torch.tensor(rows).to(device)
 
 
 def use_threads(threads: int) -> None:

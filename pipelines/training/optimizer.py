@@ -16,7 +16,14 @@ _KERNELS = ("weight", "taps")  # how the networks name what multiplies activatio
 _NOT_KERNELS = (nn.Embedding, LearnedTable, nn.LayerNorm, nn.RMSNorm)  # whose `weight` is a table, or a gain
 
 
-def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards = NO_SHARDS) -> torch.optim.AdamW:
+class ScaledAdamW(torch.optim.AdamW):
+    """AdamW whose kernel divides gradients by a number as it reads them; `clip_grads_with_norm_` would pass over them
+    once more."""
+
+    grad_scale: torch.Tensor | None = None  # torch's name for it
+
+
+def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards = NO_SHARDS) -> ScaledAdamW:
     """Fused AdamW (Loshchilov & Hutter, 2019) at the settings' rate; the schedule scales it.
 
     Kernels decay. Biases, gains, norms, positions and embeddings do not: zero is not a neutral value for them.
@@ -27,7 +34,7 @@ def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards =
         {"params": [parameters[name] for name in kernels]},
         {"params": [parameters[name] for name in others], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    return ScaledAdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
 def group_parameters(network: nn.Module) -> tuple[list[str], list[str]]:

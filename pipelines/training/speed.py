@@ -4,6 +4,7 @@ cost estimate."""
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -85,14 +86,33 @@ def describe(sequence: nn.Module, settings: TrainSettings, device: torch.device,
     return facts
 
 
-class Cost:
-    """Estimate of what training costs: parameters, device, threads, memory and time.
+# TFLOP/s of products of dense bf16 matrices, by data sheets. The first name that is part of a GPU's counts.
+_PEAKS = {
+    "B200": 2250, "H200 NVL": 835, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "A40": 150,
+    "A10": 125, "L40S": 362, "L4": 121, "RTX 4090": 165, "RTX 3090": 71,
+}  # fmt: skip
 
-    Memory is the peak so far: on CUDA of allocated tensors, else of the whole process.
+
+def find_peak(gpu: str) -> float | None:
+    """Find the FLOP/s of bf16 products of a GPU by its name; None for one that is not in the table."""
+    known = (name for name in _PEAKS if re.search(rf"\b{name}\b(?! (Ti|D|Laptop))", gpu))
+    name = next(known, None)
+    return None if name is None else _PEAKS[name] * 1e12
+
+
+class Cost:
+    """Estimate of what training costs: parameters, device, threads, memory and time; on a GPU whose peak is known also
+    MFU, the share of it that updates reach.
+
+    Memory is the peak so far: on CUDA of allocated tensors, else of the whole process. `flop` counts what an update
+    cannot do without.
     """
 
-    def __init__(self, parameters: int, device: torch.device, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._parameters, self._device, self._clock = parameters, device, clock
+    def __init__(
+        self, parameters: int, device: torch.device, *, flop: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._parameters, self._device, self._flop, self._clock = parameters, device, flop, clock
         self._began, self._is_reported = 0.0, False
 
     def after(self, done: int, total: int) -> str | None:
@@ -109,7 +129,7 @@ class Cost:
         self._is_reported = True
         seconds = (now - self._began) / (done - 1) if done > 1 else None
         count = f"{total:,} update{'s' * (total != 1)}"
-        parts = [f"{self._parameters:,} parameters", self._where(), *self._memory()]
+        parts = [f"{self._parameters:,} parameters", self._where(), *self._memory(), *self._utilisation(seconds)]
         return f"{', '.join(parts)}; {count}" + (f": about {duration(total * seconds)}" if seconds is not None else "")
 
     def _where(self) -> str:
@@ -120,6 +140,10 @@ class Cost:
         is_cuda = self._device.type == "cuda"
         used = torch.cuda.max_memory_allocated(self._device) if is_cuda else _resident_bytes()
         return [f"{used / 2**20:,.0f} MiB"] if used else []
+
+    def _utilisation(self, seconds: float | None) -> list[str]:
+        peak = find_peak(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
+        return [f"MFU {self._flop() / seconds / peak:.1%}"] if self._flop and peak and seconds else []
 
 
 def _resident_bytes() -> int:

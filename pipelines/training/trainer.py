@@ -37,6 +37,7 @@ from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
 from pipelines.training import speed
 from pipelines.training.data import TrainingData, require_columns
+from pipelines.training.flops import count_update_flop
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 from pipelines.training.publisher import Publisher
@@ -72,7 +73,12 @@ class Trainer:
         self._origin: dict[str, Any] = {}  # what run.json says of the policies that it takes
         self._publisher: Publisher | None = None
         self._copy: Agent | None = None
-        self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
+        windows = self.learner.micro_batch_size * len(self.learner.micro_batches)
+        self._cost = speed.Cost(
+            sum(each.numel() for each in self.learner.parameters),
+            self.learner.device,
+            flop=partial(count_update_flop, self.learner.agent, windows, settings.train.resolved_context_length),
+        )
         if resume:
             self._continue(listener)
         if self._resumed is None and settings.init.source:

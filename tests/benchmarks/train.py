@@ -109,9 +109,9 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
     from pipelines.config.model import AgentSettings
     from pipelines.config.settings import TrainSettings
     from pipelines.lake.spaces import Spaces, space_from_json
+    from pipelines.training.flops import count_update_flop
     from pipelines.training.learner import Learner
     from tests.benchmarks.clock import Clock
-    from tests.benchmarks.flops import floor
 
     x, w = torch.randn(1792, 256), torch.randn(256, 256)
 
@@ -143,7 +143,7 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
         learner.step(lambda _, data=data: data)
         seconds.append(time.process_time() - begun)
         parts.append(dict(clock.seconds))
-    products, speed, cost = floor(agent, batch, int(row["length"])), median(rates[1:]), median(seconds[1:])
+    products, speed, cost = count_update_flop(agent, batch, int(row["length"])), median(rates[1:]), median(seconds[1:])
     figures = {
         "seconds": cost,
         "GFLOP/s": speed,

@@ -3,9 +3,10 @@
     python tests/benchmarks/train.py --device cuda [--only bf16] [--updates 10] [--batch 64] [--length 1024] [--json]
 
 Transformer of width 256 and 6 layers, 64 windows of 1024 steps. Seconds are wall-clock, medians of whole updates, with
-batches drawn before. MFU is the FLOP that an update cannot do without (see flops.py; attention counts full squares), a
-second, over the rate of bf16 products of 8192 x 8192 matrices in the same run; or over `--peak`, in TFLOP/s, as a data
-sheet has it. The last two rows have windows of all lengths: their FLOP are those of the real steps.
+batches drawn before. MFU is the FLOP that an update cannot do without (see pipelines/training/flops.py; attention
+counts full squares), a second, over the rate of bf16 products of 8192 x 8192 matrices in the same run; or over
+`--peak`, in TFLOP/s, as a data sheet has it. The last two rows have windows of all lengths: their FLOP are those of the
+real steps.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning.agent import Agent
 from pipelines.nets.attention import AttentionWindow, find_obstacle
+from pipelines.training.flops import count_update_flop
 from pipelines.training.learner import Learner
 from tests.benchmarks.clock import Clock
-from tests.benchmarks.flops import floor
 from tests.learning import factories
 
 SPACES = Spaces(observation={"obs": Box(shape=(20,))}, action=Discrete(n=4))
@@ -92,7 +93,7 @@ def measure(
     clock = Clock(now)
     clock.watch(learner)
     learner.step(lambda _: data)
-    products = floor(Agent(SPACES, settings), 1, length) * steps / length
+    products = count_update_flop(Agent(SPACES, settings), 1, length) * steps / length
     return {
         "seconds": cost, "first seconds": seconds[0], "updates/s": 1 / cost, "timesteps/s": steps / cost,
         "TFLOP": products / 1e12, "TFLOP/s": products / cost / 1e12, "MFU": products / cost / peak, "peak GB": memory,

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -102,3 +104,16 @@ def test_casts_of_all_layers_together_equal_autocasts_own(learns):
         with torch.no_grad():
             network.last.weight.mul_(2)
         assert not torch.equal(learn()[0], alone[0]), "weights that have changed are cast again"
+
+
+@torch.no_grad()
+def test_layers_iterated_together_agree_with_one_at_a_time():
+    shapes = [(6, 4), (4, 6), (6, 4), (5, 5), (6, 4), (4, 6)]
+    layers = [SigmaLinear(*shape) for shape in shapes]
+    alone = copy.deepcopy(layers)
+    for _ in range(2):
+        norms = SigmaLinear._iterate_together(layers)
+        for layer, norm, own in zip(layers, norms, alone, strict=True):
+            torch.testing.assert_close(norm, SigmaLinear.iterate([own])[0])
+            torch.testing.assert_close(layer.left, own.left)
+            torch.testing.assert_close(layer.right, own.right)

@@ -7,9 +7,9 @@ import torch
 
 from pipelines.config.model import AgentSettings
 from pipelines.learning.agent import Agent
+from pipelines.training.flops import count_update_flop
 from tests.benchmarks import train_cuda
 from tests.benchmarks.clock import Clock
-from tests.benchmarks.flops import floor
 
 MODEL = {"kind": "transformer", "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32}
 
@@ -30,7 +30,7 @@ def test_figures_of_a_row_fit_together(uneven: bool) -> None:
     assert figures["MFU"] == pytest.approx(figures["TFLOP"] / figures["seconds"])
     steps = round(figures["timesteps/s"] * figures["seconds"])
     agent = Agent(train_cuda.SPACES, AgentSettings.model_validate({"sequence": MODEL}))
-    assert figures["TFLOP"] == pytest.approx(floor(agent, 1, 8) * steps / 8 / 1e12)
+    assert figures["TFLOP"] == pytest.approx(count_update_flop(agent, 1, 8) * steps / 8 / 1e12)
     assert (steps < 24) == uneven
     assert {"targets", "optimiser", "encoder forward"} <= figures["parts"].keys()
     assert figures["computes with"]["attention"] == "sdpa"

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 
-from pipelines.training.speed import Cost
+from pipelines.training.speed import Cost, find_peak
 
 
 def test_the_cost_is_reported_once_after_half_a_second_of_updates_without_the_first() -> None:
@@ -30,3 +31,29 @@ def test_few_updates_are_reported_at_their_end() -> None:
 
 def test_one_update_has_no_time() -> None:
     assert (Cost(10, torch.device("cpu")).after(1, 1) or "").endswith("; 1 update")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("no GPU", None),
+    ],
+)
+def test_the_peak_of_a_gpu_follows_from_its_name(gpu: str, peak: float | None) -> None:
+    assert find_peak(gpu) == peak
+
+
+@pytest.mark.parametrize(("gpu", "told"), [("NVIDIA A100-SXM4-80GB", ", MFU 25.0%"), ("no GPU", "")])
+def test_utilisation_is_a_share_of_a_known_peak(gpu: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**20)
+    now = [0.0]
+    cost = Cost(10, torch.device("cuda:0"), flop=lambda: 39e12, clock=lambda: now[0])
+    cost.after(1, 3)
+    now[0] = 1.0  # two updates of half a second: 78 TFLOP/s
+    assert cost.after(3, 3) == f"10 parameters, cuda:0, 1 MiB{told}; 3 updates: about 2s"
