@@ -145,7 +145,7 @@ class LiveTable:
         self._waiting: dict[str, Footer] = {}  # overlays whose bases were not found yet
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
-        self._seen = UidSet()  # the live ones
+        self._seen = UidSet(self._find_live)  # the live ones
         self._dropped: list[np.ndarray] = []  # uids that were live until now
         self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
         self._orphaned: dict[str, np.ndarray] = {}  # overlay -> bases that it lost, while there were copies
@@ -487,6 +487,12 @@ class LiveTable:
         if anywhere and (live := self._seen.contains(uids[lost])).any():
             look_in((segment.number for segment in self.segments if not segment.is_overlay), lost[live])
         return base, row0
+
+    def _find_live(self, uids: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which of `uids` ("S16") are live. Searches all segments: it is asked about copies only."""
+        wanted = np.sort(uids)
+        live = [segment.uids[contains(wanted, segment.uids)] for segment in self.segments]
+        return contains(np.sort(np.concatenate([wanted[:0], *live])), uids)
 
     @property
     def rewritten(self) -> Collection[str]:
