@@ -347,10 +347,10 @@ class LiveTable:
             if self._covered and not alive.all():  # a base may have a copy, which counts from now on
                 lost = old.uids[place[moved_to[place] < 0]]
                 self._orphaned[overlay.id] = np.append(self._orphaned.get(overlay.id, lost[:0]), lost)
-            fresh = base_row0.copy()
+            fresh = base_row0.astype(np.int64)
             fresh[rows] += moved_to[place] - old.row0[place]
             self._dropped.append(overlay.uids[~alive])
-            self.segments[overlay.number] = replace(overlay, bases=(base, fresh)).only(alive)
+            self.segments[overlay.number] = replace(overlay, bases=(base, _narrow(fresh))).only(alive)
             self._changed.add(overlay.number)
 
     def _uncover(self) -> None:
@@ -450,7 +450,7 @@ class LiveTable:
                 row0=_narrow(places.row0),
                 length=places.length,
                 first_step=places.first_step if places.first_step.any() else None,
-                bases=bases,
+                bases=None if bases is None else (bases[0].astype(np.uint32), _narrow(bases[1])),
                 episode=places.episode,
             )
             copies, own = places.uids[own_wanted & ~keep], [self.segments[n].uids for n in self._find_numbers(id)]

@@ -14,11 +14,11 @@ import torch
 from pipelines.config.host import is_main
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import ReplaySettings, TrainSettings
-from pipelines.data.histories import HISTORY, HistoryContext
+from pipelines.data.histories import HistoryContext
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import Selection, View
+from pipelines.data.view import HISTORY, Selection, View
 from pipelines.errors import InputMissing, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, Notice, wait_for
 from pipelines.lake.footer import uid_array
