@@ -431,8 +431,10 @@ class View:
 
     def _take(self) -> int:
         before = self._used
-        self._add_fields(self.live.segments[len(self._taken) :])
-        for segment in self.live.segments[len(self._taken) :]:
+        new = self.live.segments[len(self._taken) :]
+        self._add_fields(new)
+        self._reserve(sum(len(segment.uids) for segment in new if segment.schema_id == self.schema.id))
+        for segment in new:
             # May fail, so it comes first.
             rows = self._rows(segment) if segment.schema_id == self.schema.id else None
             if len(self._taken) == len(self._file_of):
@@ -479,14 +481,17 @@ class View:
             table["base"], table["base_row0"] = table["segment"], table["row0"]
         self._dtype, self._table = dtype, table
 
-    def _append(self, rows: np.ndarray) -> None:
-        needed = self._used + len(rows)
+    def _reserve(self, count: int) -> None:
+        """Make room for so many further trajectories."""
+        needed = self._used + count
         if needed > len(self._table):
             table = np.zeros(max(needed, 2 * len(self._table)), dtype=self._dtype)
             table[: self._used] = self.table
             self._table = table
-        self._table[self._used : needed] = rows
-        self._used = needed
+
+    def _append(self, rows: np.ndarray) -> None:
+        self._table[self._used : self._used + len(rows)] = rows
+        self._used += len(rows)
         self.num_steps += int(rows["length"].sum())
         self._collected += _count_original_steps(rows)
         self.version += bool(len(rows))

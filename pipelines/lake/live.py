@@ -35,6 +35,8 @@ def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.nda
     """Return (n,) bool: which of these trajectories, in the order of their precedence, count besides those `known`, to
     which they are added. A uid counts once; `has_base` (n,) bool is False for an overlay without its base.
     """
+    if has_base.all():
+        return known.add(uids)
     counts = has_base.copy()
     counts[counts] = known.add(uids[counts])
     return counts

@@ -102,23 +102,20 @@ class UidSet:
 
     def add(self, uids: np.ndarray) -> np.ndarray:
         """Add `uids` ("S16"); returns (n,) bool: which were new, only the first of equal ones."""
-        hashes = _hash(uids)
-        order = np.argsort(hashes)
-        run = hashes[order]
-        doubtful = self._may_have(run)
-        alike = run[1:] == run[:-1]
+        hashes, new = _hash(uids), np.ones(len(uids), dtype=bool)
+        run = np.sort(hashes)
+        doubtful, alike = self._may_have(run), run[1:] == run[:-1]
         doubtful[1:] |= alike
         doubtful[:-1] |= alike
-        new = np.ones(len(uids), dtype=bool)
         if doubtful.any():
-            places = np.sort(order[doubtful])
+            places = np.flatnonzero(np.isin(hashes, run[doubtful]))
             pairs = halves(uids[places])
             by_uid = np.lexsort((pairs.second, pairs.first))  # equal ones stay in the order given
             ordered = pairs.at(by_uid)
             first = np.ones(len(places), dtype=bool)
             first[by_uid[1:]] = ordered.at(slice(1, None)).differ(ordered.at(slice(-1)))
             new[places] = first & ~self.contains(uids[places])
-            run = run[new[order]]
+            run = np.sort(hashes[new])
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
             known = self._runs.pop()
             place = np.searchsorted(known, run) + np.arange(len(run))

@@ -36,8 +36,8 @@ from pipelines.relabelers.paths import draw_shares
 from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
-# Lakes in directories are looked at so often, unless a look takes more than one part in `_WORTH` of the time.
-_QUICK_SECONDS, _WORTH = 0.2, 20
+# Lakes in directories are looked at so often, unless looks take more than one part in `_WORTH` of the time.
+_QUICK_SECONDS, _WORTH = 0.05, 50
 
 
 class TrainingData:
