@@ -485,7 +485,8 @@ class View:
         """Make room for so many further trajectories."""
         needed = self._used + count
         if needed > len(self._table):
-            table = np.zeros(max(needed, 2 * len(self._table)), dtype=self._dtype)
+            # Pages that were never written take no memory; copying 20 million rows takes most of a second.
+            table = np.zeros(2 * needed, dtype=self._dtype)
             table[: self._used] = self.table
             self._table = table
 

@@ -92,8 +92,8 @@ class UidSet:
     """A set of uids that stores 8 bytes of each, a hash of it: sorted runs, merged like a binary counter.
 
     `find` maps uids ("S16") to (n,) bool: which of them are in the set. It is asked only about uids whose hash is
-    here, nearly all of which are. It may search all uids, since whoever keeps the set has them anyway. None: nothing
-    is added twice.
+    here, nearly all of which are. It may search all uids, which the owner of the set has anyway. None: nothing is added
+    twice.
     """
 
     def __init__(self, find: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
