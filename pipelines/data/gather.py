@@ -16,7 +16,7 @@ from pipelines.data.batch import Batch, Buffers
 from pipelines.data.histories import Parts
 from pipelines.data.readahead import SMALL_FILE, Readahead, prepare, prepare_file
 from pipelines.data.relabel_on_the_fly import DrawnVersions
-from pipelines.data.view import View, base_rows, bases
+from pipelines.data.view import View, base_rows, bases, first_steps
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.descriptors import reserve_descriptors
@@ -113,7 +113,7 @@ class Gatherer:
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
-        begin, warm_up = start + table["first_step"].astype(np.int64), None
+        begin, warm_up = start + first_steps(table), None
         if lent is not None:
             count, before, warm_up = lent.count[order], lent.before[order], lent.warm_up[order]
             for i in np.flatnonzero(count).tolist():

@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-HISTORY = (("history", "u8"), ("history_index", "u4"), ("return", "f4"))
-"""Fields of a view's table: a number for the history (0: none), the episode's place in it, the episode's return."""
+from pipelines.data.view import first_steps
 
 _UNKNOWN = -1
 
@@ -71,9 +70,10 @@ class Histories:
     def __init__(self, table: np.ndarray, context: HistoryContext) -> None:
         self.context = context
         rows = np.flatnonzero((table["weight"] > 0) & (table["history"] != 0))
-        order = np.lexsort((rows, table["first_step"][rows], table["history_index"][rows], table["history"][rows]))
-        rows = rows[order]
-        key = np.stack([table[name][rows].astype(np.uint64) for name in ("history", "history_index", "first_step")])
+        fields = table["history"], table["history_index"], first_steps(table)
+        key = np.stack([values[rows].astype(np.uint64) for values in fields])
+        order = np.lexsort((rows, *key[::-1]))
+        rows, key = rows[order], key[:, order]
         last = np.ones(len(rows), dtype=bool)
         last[:-1] = (key[:, 1:] != key[:, :-1]).any(0)
         rows, key = rows[last], key[:, last]

@@ -18,7 +18,7 @@ from pipelines.data.randomness import Purpose, stream
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View, ViewFindings
+from pipelines.data.view import View, ViewFindings, first_steps
 from pipelines.errors import InputMissing
 from pipelines.lake.schema import Schema
 from pipelines.lake.writer import refuse_unsealed
@@ -97,7 +97,7 @@ class Mixture:
     def longest(self) -> int:
         """Actions in the longest episode that may be drawn, as far as it is stored (0: there is none)."""
         tables = [part.view.table[part.view.table["weight"] > 0] for part in self.parts]
-        return max(int((table["first_step"].astype(np.int64) + table["length"]).max(initial=0)) for table in tables)
+        return max(int((first_steps(table).astype(np.int64) + table["length"]).max(initial=0)) for table in tables)
 
     @property
     def collected_steps(self) -> int:

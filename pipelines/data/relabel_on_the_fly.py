@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pipelines.data.view import PIECE
 from pipelines.lake.overlays import OverlayBatch
 
 
@@ -55,6 +56,8 @@ class DrawnVersions:
         table["length"][self.windows] = self.derived.rows - 1
         for name in {"row0", "base_row0"}.intersection(table.dtype.names or ()):
             table[name][self.windows] += self.derived.offset.astype(np.uint64)
+        if PIECE[0] not in (table.dtype.names or ()):
+            return table  # without pieces, each version is an episode of its own
         if self.derived.pieces is not None:
             table["first_step"][self.windows] = [piece.first_step for piece in self.derived.pieces]
         else:  # a version that begins later than its original is an episode of its own

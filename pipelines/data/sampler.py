@@ -14,7 +14,7 @@ from pipelines.data.histories import Histories, HistoryContext
 from pipelines.data.relabel_on_the_fly import Derivation, DrawnVersions, Versions
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
-from pipelines.data.view import Neighbours, View, bases
+from pipelines.data.view import Neighbours, View, bases, first_steps
 from pipelines.errors import InputMissing
 from pipelines.lake.overlays import split_versions
 from pipelines.lake.reading import join_pieces
@@ -200,7 +200,7 @@ class WindowSampler:
             self._uids[first],
             copies,
         )
-        names, begins = [""] * len(episodes), self.view.table["first_step"][first].tolist()
+        names, begins = [""] * len(episodes), first_steps(self.view.table)[first].tolist()
         numbers, parts = split_versions(derived, lengths, names, begins)
         drawn = np.array([mine.index(row) for mine, row in zip(episodes, chosen.tolist(), strict=True)])
         kept = np.flatnonzero(numbers == drawn[parts.place]) if len(parts) else np.zeros(0, dtype=np.int64)

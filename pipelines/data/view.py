@@ -1,5 +1,5 @@
-"""A view: the trajectories that a trainer may draw from, as a numpy table of 24 bytes per trajectory, or 36 where there
-are overlays."""
+"""A view: the trajectories that a trainer may draw from, as a numpy table of 16 bytes per trajectory. Lakes with pieces
+of episodes, overlays, or files of more than 2^32 rows need more fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.data.histories import HISTORY
 from pipelines.errors import InputMissing, IntegrityError, Interrupted, UsageError
 from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake.footer import Footer, hash_names, read_footer
@@ -25,15 +24,20 @@ ROW = np.dtype(
     [
         ("segment", "u4"),  # location of the trajectory's own columns
         ("length", "u4"),  # actions; rows are one more
-        ("first_step", "u4"),  # time of row 0 in the episode, of which the trajectory may be a piece
-        ("row0", "u8"),
+        ("row0", "u4"),  # or u8, once a row of a file needs it
         ("weight", "f4"),
     ]
 )
+# Time of row 0 in the episode, of which the trajectory may be a piece. The table has this field once there are pieces;
+# see `first_steps`.
+PIECE = ("first_step", "u4")
 # Location of a trajectory's other columns, in another segment for an overlay. The table has these fields once there are
 # overlays; see `bases` and `base_rows`.
-BASE = (("base", "u4"), ("base_row0", "u8"))
+BASE = (("base", "u4"), ("base_row0", "u4"))
+_WIDE = {"row0": "u8", "base_row0": "u8"}
 TASK = ("task", "u4")  # number of its environment and task, in order of appearance
+# A number for the learning history (0: none), the episode's place in it, the episode's return.
+HISTORY = (("history", "u8"), ("history_index", "u4"), ("return", "f4"))
 _NO_PIECES = -1  # version of a table whose neighbours were not looked for
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
 
@@ -46,6 +50,12 @@ def bases(table: np.ndarray) -> np.ndarray:
 def base_rows(table: np.ndarray) -> np.ndarray:
     """Return the first rows (n,) in these segments."""
     return table["base_row0" if "base_row0" in (table.dtype.names or ()) else "row0"]
+
+
+def first_steps(table: np.ndarray) -> np.ndarray:
+    """Return the times (n,) of row 0 in their episodes."""
+    has_pieces = PIECE[0] in (table.dtype.names or ())
+    return table[PIECE[0]] if has_pieces else np.broadcast_to(np.uint32(0), len(table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +251,7 @@ class View:
         found = [np.zeros(len(s.uids), "u8") if s.episode is None else s.episode for s in mine]
         episode, table = np.concatenate(found), self.table
         rows = np.flatnonzero(episode)
-        begin = table["first_step"][rows].astype(np.int64)
+        begin = first_steps(table)[rows].astype(np.int64)
         order = np.lexsort((begin, episode[rows]))
         rows, begin = rows[order], begin[order]
         end = begin + table["length"][rows]
@@ -421,7 +431,10 @@ class View:
 
     def _take(self) -> int:
         before = self._used
-        for segment in self.live.segments[len(self._taken) :]:
+        new = self.live.segments[len(self._taken) :]
+        self._add_fields(new)
+        self._reserve(sum(len(segment.uids) for segment in new if segment.schema_id == self.schema.id))
+        for segment in new:
             # May fail, so it comes first.
             rows = self._rows(segment) if segment.schema_id == self.schema.id else None
             if len(self._taken) == len(self._file_of):
@@ -437,8 +450,6 @@ class View:
         return self._files.setdefault(segment.file, len(self._files))
 
     def _rows(self, segment: Segment) -> np.ndarray:
-        if segment.is_overlay and BASE[0][0] not in (self._dtype.names or ()):
-            self._add_bases()
         rows = np.zeros(len(segment.uids), dtype=self._dtype)
         rows["segment"] = segment.number
         rows["weight"] = self.selection.evaluate is None
@@ -451,23 +462,37 @@ class View:
             self._describe_histories(segment, rows)
         return rows
 
-    def _add_bases(self) -> None:
-        """Add the fields `BASE` to the table, in which nothing is an overlay yet."""
-        self._dtype = np.dtype([*self._dtype.descr, *BASE])
-        table = np.zeros(len(self._table), dtype=self._dtype)
-        for name in self._table.dtype.names or ():
+    def _add_fields(self, segments: Sequence[Segment]) -> None:
+        """Add the fields to the table that segments of this schema need, and widen those that are too narrow."""
+        fields = {name: self._dtype[name].str for name in self._dtype.names or ()}
+        for segment in segments:
+            if segment.schema_id == self.schema.id:
+                fields |= dict(BASE) if segment.is_overlay and BASE[0][0] not in fields else {}
+                fields |= dict([PIECE]) if segment.first_step is not None else {}
+                rows = {"row0": segment.row0, "base_row0": segment.base_row0}
+                fields |= {name: _WIDE[name] for name in rows.keys() & fields if rows[name].dtype.itemsize > 4}
+        dtype = np.dtype([*fields.items()])
+        if dtype == self._dtype:
+            return
+        table = np.zeros(len(self._table), dtype=dtype)
+        for name in self._dtype.names or ():
             table[name] = self._table[name]
-        table["base"], table["base_row0"] = table["segment"], table["row0"]
-        self._table = table
+        if BASE[0][0] in fields and BASE[0][0] not in (self._dtype.names or ()):  # nothing is an overlay yet
+            table["base"], table["base_row0"] = table["segment"], table["row0"]
+        self._dtype, self._table = dtype, table
 
-    def _append(self, rows: np.ndarray) -> None:
-        needed = self._used + len(rows)
+    def _reserve(self, count: int) -> None:
+        """Make room for so many further trajectories."""
+        needed = self._used + count
         if needed > len(self._table):
-            table = np.zeros(max(needed, 2 * len(self._table)), dtype=self._dtype)
+            # Pages that were never written take no memory; copying 20 million rows takes most of a second.
+            table = np.zeros(2 * needed, dtype=self._dtype)
             table[: self._used] = self.table
             self._table = table
-        self._table[self._used : needed] = rows
-        self._used = needed
+
+    def _append(self, rows: np.ndarray) -> None:
+        self._table[self._used : self._used + len(rows)] = rows
+        self._used += len(rows)
         self.num_steps += int(rows["length"].sum())
         self._collected += _count_original_steps(rows)
         self.version += bool(len(rows))
@@ -477,6 +502,7 @@ class View:
         known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, like all segments
         starts, stops = (np.searchsorted(known, numbers, side=side).tolist() for side in ("left", "right"))
         segments = [self.live.segments[number] for number in changed]
+        self._add_fields(segments)
         # May fail, so it comes first.
         fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]
         self._moved.clear()
@@ -492,7 +518,7 @@ class View:
                 continue
             before = self.table[start:stop]
             place = positions(old.uids, new.uids)
-            for name in set(self._dtype.names or ()) - ({*(ROW.names or ()), *dict(BASE)} - {"weight"}):
+            for name in set(self._dtype.names or ()) - ({*(ROW.names or ()), *dict([PIECE, *BASE])} - {"weight"}):
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
             pieces += [self.table[done:start], rows]
             if running is not None:

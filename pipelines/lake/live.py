@@ -35,6 +35,8 @@ def choose_live(uids: np.ndarray, has_base: np.ndarray, known: UidSet) -> np.nda
     """Return (n,) bool: which of these trajectories, in the order of their precedence, count besides those `known`, to
     which they are added. A uid counts once; `has_base` (n,) bool is False for an overlay without its base.
     """
+    if has_base.all():
+        return known.add(uids)
     counts = has_base.copy()
     counts[counts] = known.add(uids[counts])
     return counts
@@ -145,7 +147,7 @@ class LiveTable:
         self._waiting: dict[str, Footer] = {}  # overlays whose bases were not found yet
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
-        self._seen = UidSet()  # the live ones
+        self._seen = UidSet(self._find_live)  # the live ones
         self._dropped: list[np.ndarray] = []  # uids that were live until now
         self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
         self._orphaned: dict[str, np.ndarray] = {}  # overlay -> bases that it lost, while there were copies
@@ -347,10 +349,10 @@ class LiveTable:
             if self._covered and not alive.all():  # a base may have a copy, which counts from now on
                 lost = old.uids[place[moved_to[place] < 0]]
                 self._orphaned[overlay.id] = np.append(self._orphaned.get(overlay.id, lost[:0]), lost)
-            fresh = base_row0.copy()
+            fresh = base_row0.astype(np.int64)
             fresh[rows] += moved_to[place] - old.row0[place]
             self._dropped.append(overlay.uids[~alive])
-            self.segments[overlay.number] = replace(overlay, bases=(base, fresh)).only(alive)
+            self.segments[overlay.number] = replace(overlay, bases=(base, _narrow(fresh))).only(alive)
             self._changed.add(overlay.number)
 
     def _uncover(self) -> None:
@@ -450,7 +452,7 @@ class LiveTable:
                 row0=_narrow(places.row0),
                 length=places.length,
                 first_step=places.first_step if places.first_step.any() else None,
-                bases=bases,
+                bases=None if bases is None else (bases[0].astype(np.uint32), _narrow(bases[1])),
                 episode=places.episode,
             )
             copies, own = places.uids[own_wanted & ~keep], [self.segments[n].uids for n in self._find_numbers(id)]
@@ -487,6 +489,12 @@ class LiveTable:
         if anywhere and (live := self._seen.contains(uids[lost])).any():
             look_in((segment.number for segment in self.segments if not segment.is_overlay), lost[live])
         return base, row0
+
+    def _find_live(self, uids: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which of `uids` ("S16") are live. Searches all segments: it is asked about copies only."""
+        wanted = np.sort(uids)
+        live = [segment.uids[contains(wanted, segment.uids)] for segment in self.segments]
+        return contains(np.sort(np.concatenate([wanted[:0], *live])), uids)
 
     @property
     def rewritten(self) -> Collection[str]:

@@ -284,8 +284,8 @@ class ManifestWriter:
                     listable = is_listable(footer)
                 except (FileNotFoundError, AmagoError):
                     listable = False
-                if listable:
-                    footers.append((id, size, footer))
+                if listable:  # without the table, which takes five times the memory
+                    footers.append((id, size, Footer.of_places(footer.header, footer.path, footer.places)))
                 else:
                     self._unlistable.add(id)
             content = encode(self._lake_id, footers)

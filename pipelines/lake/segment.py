@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
+import mmap
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +77,8 @@ class BlobFile:
         self.path, self.rows = path, rows
         self._cache = cache if cache is not None else BlobCache()
         try:
-            file = pa.py_buffer(map_file(path, scattered=scattered))
+            self.map = map_file(path, scattered=scattered)
+            file = pa.py_buffer(self.map)
             reader = self._open_reader(file)
             self.batch_rows = int((reader.metadata or {})[_ROWS_KEY])
             same = reader.schema.equals(arrow_schema(columns))
@@ -318,7 +320,8 @@ class SegmentFile:
         self.path, self.schema_columns = path, schema_columns
         self._blob: BlobFile | None = None
         try:
-            self.bytes = np.frombuffer(map_file(path, scattered=scattered), dtype=np.uint8)
+            self._map = map_file(path, scattered=scattered)
+            self.bytes = np.frombuffer(self._map, dtype=np.uint8)
             reader = pa.ipc.open_file(pa.py_buffer(self.bytes))
             self.footer = footer.decode(dict(reader.metadata), str(path))
             self.rows = int(self.footer.header["rows"])
@@ -347,7 +350,8 @@ class SegmentFile:
         file = cls.__new__(cls)
         file.path, file.schema_columns, file.rows, file._blob = path, schema_columns, layout.rows, None
         try:
-            file.bytes = np.frombuffer(map_file(path, scattered=scattered), dtype=np.uint8)
+            file._map = map_file(path, scattered=scattered)
+            file.bytes = np.frombuffer(file._map, dtype=np.uint8)
         except ValueError as error:  # it is empty
             raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
         if len(file.bytes) != layout.size:
@@ -391,6 +395,11 @@ class SegmentFile:
         out = np.empty((stop - start, *column.shape), dtype=column.dtype)
         self.copy_rows(name, start, stop, out)
         return out
+
+    def release_pages(self) -> None:
+        """Give back the memory of what was read; it is mapped again when it is read again."""
+        for memory in (self._map, *([self._blob.map] if self._blob is not None else [])):
+            memory.madvise(mmap.MADV_DONTNEED)
 
     def require_cover(self) -> None:
         """Raise IntegrityError unless the trajectories of the footer are contiguous and fill the file."""

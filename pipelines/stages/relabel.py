@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,6 +102,7 @@ class _Job:
         self.schema = store.only_schema(lacking=self._added)
         self.writers: dict[tuple[str, ...], OverlayWriter] = {}
         self.total = self.done = self.expired = 0
+        self._unfit: Counter[str] = Counter()  # originals that are passed over, by schema
         self._chains: dict[str, Chain] = {}
 
     def plan(self) -> list[_RelabelledPart | _RelabelledEpisodes]:
@@ -121,23 +123,33 @@ class _Job:
         if self.wanted.fraction < 1:
             chosen = chosen[draw_shares(self.seed, chosen) < self.wanted.fraction]
         parts: list[_RelabelledPart] = []
-        passed_over = 0
         for segment in self._reader.list_originals():
-            if not self._fits(segment.schema_id):
-                passed_over += int((positions(chosen, segment.uids, np.arange(len(chosen))) >= 0).sum())
-                continue
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
+            if not self._fits(segment.schema_id):
+                self._unfit[segment.schema_id] += len(mine)
+                continue
             portion = self._reader.read_portion(segment.number, mine)
             if portion is not None:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
                 parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
-        if passed_over and not self._added:
-            text = f"{passed_over:,} trajectories were recorded without some of the lake's columns and are passed over"
-            self.listener(Notice(text=text, level="warning"))
+        if self._unfit.total() and not self._added:
+            self._explain_unfit(any_fits=bool(self._chains))
         parts = [part for part in parts if len(part.uids)]
         self.total = sum(len(part.uids) for part in parts) + sum(len(each.uids) for each in whole)
         return [*parts, *whole]
+
+    def _explain_unfit(self, *, any_fits: bool) -> None:
+        """Warn of originals that are passed over. InputMissing if there are no others."""
+        held = [self.store.schema(id).spaces.observation for id, count in self._unfit.items() if count]
+        missing = ", ".join(name for name in self.schema.spaces.observation if any(name not in each for each in held))
+        without = f"{self._unfit.total():,} trajectories were recorded without {missing or 'some columns'}"
+        if not any_fits:
+            raise InputMissing(
+                f"lake '{self.store.name}' has nothing to relabel: all {without}",
+                hint="collect with all columns of the lake; versions to which a column was added are not relabelled",
+            )
+        self.listener(Notice(text=f"{without} and are passed over", level="warning"))
 
     def _episodes(self, chosen: np.ndarray, stored: Sequence[tuple[str, list[str]]]) -> list[_RelabelledEpisodes]:
         """Find the complete episodes in pieces of which one is `chosen`, without those that have all versions."""
@@ -150,7 +162,9 @@ class _Job:
             mine = raw_uids(uids)
             if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
                 continue
-            if not self._fits(self._reader.locate(uids[0])[0].schema_id):
+            schema_id = self._reader.locate(uids[0])[0].schema_id
+            if not self._fits(schema_id):
+                self._unfit[schema_id] += len(uids)
                 continue
             if self.wanted.fraction < 1 and draw_shares(self.seed, mine[:1])[0] >= self.wanted.fraction:
                 continue

@@ -14,11 +14,11 @@ import torch
 from pipelines.config.host import is_main
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import ReplaySettings, TrainSettings
-from pipelines.data.histories import HISTORY, HistoryContext
+from pipelines.data.histories import HistoryContext
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import Selection, View
+from pipelines.data.view import HISTORY, Selection, View
 from pipelines.errors import InputMissing, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, Notice, wait_for
 from pipelines.lake.footer import uid_array
@@ -36,8 +36,8 @@ from pipelines.relabelers.paths import draw_shares
 from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
-# Lakes in directories are looked at so often, unless a look takes more than one part in `_WORTH` of the time.
-_QUICK_SECONDS, _WORTH = 0.2, 20
+# Lakes in directories are looked at so often, unless looks take more than one part in `_WORTH` of the time.
+_QUICK_SECONDS, _WORTH = 0.05, 50
 
 
 class TrainingData:

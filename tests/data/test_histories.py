@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.data.histories import HISTORY, HistoryContext
+from pipelines.data.histories import HistoryContext
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import Selection, View
+from pipelines.data.view import HISTORY, Selection, View
 from pipelines.errors import InputMissing
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.store import Lake

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pipelines.config.settings import Settings
-from pipelines.data.histories import HISTORY, HistoryContext
+from pipelines.data.histories import HistoryContext
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View
+from pipelines.data.view import HISTORY, View
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.sql.catalog import query

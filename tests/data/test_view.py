@@ -1,11 +1,12 @@
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.data.view import PRIORITY, ROW, Selection, View, base_rows, bases
+from pipelines.data.view import PRIORITY, ROW, Selection, View, base_rows, bases, first_steps
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Waiting
 from pipelines.lake.footer import hex_uids
@@ -13,7 +14,7 @@ from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.sql.sandbox import LimitReached
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, derive, fill, live_ids, segment_files
+from tests.lake.factories import IMAGES, INFO, SCHEMA, derive, fill, live_ids, segment_files
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_a_view_counts_what_it_holds(lake: Lake) -> None:
     assert (view.refresh(), view.refresh()) == (100, 0)
     assert view.num_steps == 18 + 100 * 100
     assert View(lake, IMAGES.id).refresh() == 1
-    assert ROW.itemsize == view.table.itemsize == 24
+    assert ROW.itemsize == view.table.itemsize == 16
 
 
 def test_the_fields_of_overlays_come_with_the_first_one(lake: Lake) -> None:
@@ -51,6 +52,35 @@ def test_the_fields_of_overlays_come_with_the_first_one(lake: Lake) -> None:
     assert (table["row0"].tolist(), base_rows(table).tolist()) == ([0, 4, 0], [0, 4, 4])
     assert (table["weight"].tolist(), table["priority"].tolist()) == ([2, 3, 1], [0.5, 0.25, 0])
     assert (view.num_steps, view.collected_steps) == (3 + 4 + 4, 3 + 4)
+
+
+def test_rows_beyond_32_bits_widen_the_table(lake: Lake) -> None:
+    """A file of so many rows is too large for a test: what the live set says of it is made up."""
+    fill(lake, [3, 4])
+    view = View(lake, SCHEMA.id)
+    view.refresh()
+    assert view.table["row0"].dtype == np.uint32
+    fill(lake, [5, 6])
+    view.live.refresh()
+    known = view.live.segments[1]
+    view.live.segments[1] = replace(known, row0=known.row0.astype(np.int64) + (1 << 32))
+    view.refresh()
+    assert view.table["row0"].tolist() == [0, 4, 1 << 32, (1 << 32) + 6]
+    assert view.table["length"].tolist() == [3, 4, 5, 6]
+
+
+def test_the_time_of_a_piece_is_a_field_once_there_are_pieces(lake: Lake) -> None:
+    fill(lake, [3, 4])
+    view = View(lake, SCHEMA.id)
+    view.refresh()
+    assert first_steps(view.table).tolist() == [0, 0]
+    with lake.writer(SCHEMA) as writer:
+        for chunk, begin in enumerate((0, 2)):
+            info = replace(INFO, episode="e", chunk=chunk, first_step=begin, continues=not chunk)
+            writer.append(SCHEMA.empty(3), info)
+    view.refresh()
+    assert view.table.itemsize == ROW.itemsize + 4
+    assert first_steps(view.table).tolist() == [0, 0, 0, 2]
 
 
 def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_comes_later(lake: Lake) -> None:

@@ -115,7 +115,15 @@ def test_repeating_fills_what_is_new_once_with_whatever_value(lake: Lake) -> Non
     scaled = relabel.run(tiny(relabel={"relabeler": ["scale:2"]}), lake=lake.name, listener=seen.append)
     assert scaled.metrics["trajectories"] == 1  # of those that were recorded with all columns
     (warning,) = (event for event in seen if isinstance(event, Notice) and event.level == "warning")
-    assert warning.text.startswith("3 trajectories were recorded without some of the lake's columns")
+    assert warning.text == "3 trajectories were recorded without obs.wind and are passed over"
+
+
+@pytest.mark.parametrize("relabeler", ["scale:2", "label:nobody"])
+def test_nothing_is_relabelled_where_all_lack_an_added_column(lake: Lake, relabeler: str) -> None:
+    fill(lake, [4, 5])
+    add(lake, "column:obs.wind:float32[2]=7")
+    with pytest.raises(InputMissing, match=r"nothing to relabel: all 2 .* without obs\.wind"):
+        add(lake, relabeler)
 
 
 def test_collector_that_shows_more_is_refused_with_the_way_out_and_then_trained_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def compact(
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Size of merged segments. Merging takes up to five times this memory, and 0.1 KB for each trajectory.",
+            help="Size of merged segments. Merging takes up to three times this memory and 0.1 KB a trajectory.",
         ),
     ] = "128MiB",  # type: ignore[assignment]
     settle: Annotated[

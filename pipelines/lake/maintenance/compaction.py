@@ -208,6 +208,7 @@ class _SoundPart:
         file.require_cover()
         if not np.array_equal(file.check_trajectories(keep), keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
+        file.release_pages()
         table = file.footer.trajectories
         rows = table["length"].to_numpy() + 1
         stops = np.cumsum(rows)[keep]
@@ -295,6 +296,7 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
     row0 = pa.array(np.cumsum(lengths) - lengths)
     count, packed = table.num_rows, PackedTable.pack(table.set_column(place, footers.TRAJECTORIES.field(place), row0))
     del table, lengths, row0
+    pa.default_memory_pool().release_unused()  # Arrow would keep as much as the tables took
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
     values: dict[str, Any] = {}
@@ -303,7 +305,10 @@ def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held, position: int)
             values[column.name] = _WideColumn(column, sources, rows)
             continue
         kept = [source.file.columns[column.name][a:b] for source in sources for a, b in source.spans]
-        values[column.name] = column.as_stored(np.concatenate(kept) if len(kept) > 1 else kept[0])
+        values[column.name] = column.as_stored(np.concatenate(kept) if len(kept) > 1 else kept[0].copy())
+        del kept
+        for source in sources:  # otherwise the column would be in memory twice
+            source.file.release_pages()
     # Of each replaced segment, indirect ones included: the index of its first trajectory, and their number.
     replaces, done = {}, 0
     for source in sources:

@@ -199,7 +199,7 @@ class SqlIndex:
     def connect(self, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
         """Open a locked-down, read-only connection. ForeignIndex for an index that differs from ours."""
         self._require_plain_files()
-        connection = duckdb.connect(str(self.path), read_only=True, config=sql.CONFINED)
+        connection = sql.connect(str(self.path), read_only=True)
         try:
             sql.lock_down(connection, megabytes)
             self._require_ours(connection)
@@ -213,7 +213,7 @@ class SqlIndex:
         """Open a writing connection, to a new index if there is none. ForeignIndex as in `connect`."""
         self._require_plain_files()
         is_new = not self.path.exists()
-        with contextlib.closing(duckdb.connect(str(self.path), config=_WRITING)) as connection:
+        with contextlib.closing(sql.connect(str(self.path), config=_WRITING)) as connection:
             if is_new:
                 self._create_tables(connection)
             else:
@@ -286,7 +286,7 @@ class SqlIndex:
         except (OSError, duckdb.Error, NewerIndex, ForeignIndex) as error:
             if isinstance(error, NewerIndex):
                 listener(Notice(text=str(error), level="warning"))
-        connection = stack.enter_context(contextlib.closing(duckdb.connect(":memory:", config=sql.CONFINED)))
+        connection = stack.enter_context(contextlib.closing(sql.connect()))
         self._create_tables(connection)
         _IndexUpdate(connection, self.lake).apply({})
         (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
@@ -369,7 +369,7 @@ class SqlIndex:
 @functools.cache
 def list_expected_objects() -> frozenset[tuple[str, str, str, str]]:
     """List what a database of ours defines: kind, schema, name and SQL."""
-    with contextlib.closing(duckdb.connect(":memory:", config=sql.CONFINED)) as connection:
+    with contextlib.closing(sql.connect()) as connection:
         connection.execute(TABLES)
         return frozenset(connection.execute(_OBJECTS).fetchall())
 
@@ -377,7 +377,7 @@ def list_expected_objects() -> frozenset[tuple[str, str, str, str]]:
 @functools.cache
 def make_empty_index(megabytes: int) -> duckdb.DuckDBPyConnection:
     """Make an index of nothing, in memory, for rows that are in no index of a lake; `megabytes` as in `open_index`."""
-    connection = duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 1})
+    connection = sql.connect(config={**sql.CONFINED, "threads": 1})
     connection.execute(TABLES)
     sql.lock_down(connection, megabytes // 2)
     return connection

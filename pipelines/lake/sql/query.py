@@ -72,6 +72,16 @@ class IndexDamaged(IntegrityError):
     """The index does not hold what it should: it is removed, and the query can be repeated."""
 
 
+def connect(
+    path: str = ":memory:", *, config: Mapping[str, Any] = CONFINED, read_only: bool = False
+) -> duckdb.DuckDBPyConnection:
+    """Open a database that prints nothing: where Python is interactive, DuckDB would draw its progress on stdout."""
+    connection = duckdb.connect(path, read_only=read_only, config=dict(config))
+    with contextlib.suppress(duckdb.Error):  # another thread has locked the settings
+        connection.execute("set enable_progress_bar = false")
+    return connection
+
+
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
     """Limit the memory of a connection opened with `CONFINED`, and lock its settings."""
     try:
@@ -566,7 +576,7 @@ class CompiledExpression:
 
     def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> None:
         self._text, self._limits = text, limits
-        self._connection = duckdb.connect(":memory:", config={**CONFINED, "threads": 1})
+        self._connection = connect(config={**CONFINED, "threads": 1})
         lock_down(self._connection, limits.megabytes // 2)
         self._columns = {column.name: column for column in columns}
         check_expression(self._connection, text)

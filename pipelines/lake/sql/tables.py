@@ -56,7 +56,6 @@ class LogTable:
 
     def to_arrow(self, found: ParsedQuery | None, limits: QueryLimits) -> pa.Table:
         """Read the lines that have an update, with the columns that the query may use (None: all)."""
-        import duckdb
         import pyarrow as pa
 
         from pipelines.lake.sql import query as sql
@@ -70,7 +69,7 @@ class LogTable:
         if not regular:
             fields = [("run", pa.string()), ("stage", pa.string()), *((name, pa.float64()) for name in names)]
             return pa.schema(fields).empty_table()
-        with contextlib.closing(duckdb.connect(":memory:", config={"threads": 2})) as connection:
+        with contextlib.closing(sql.connect(config={"threads": 2})) as connection:
             connection.execute(f"set memory_limit = '{limits.megabytes // 2}MB'")
             connection.register("runs", pa.table({"path": list(regular), "run": list(regular.values())}))
             literals = [("stage", "VARCHAR"), *((name.replace("'", "''"), "DOUBLE") for name in names)]
@@ -150,11 +149,9 @@ def find_places(
 
 @contextlib.contextmanager
 def _open(limits: QueryLimits, listener: Listener) -> Iterator[Opened]:
-    import duckdb
-
     from pipelines.lake.sql import query as sql
 
-    with contextlib.closing(duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 2})) as connection:
+    with contextlib.closing(sql.connect(config={**sql.CONFINED, "threads": 2})) as connection:
         sql.lock_down(connection, limits.megabytes // 2)
         with sql.enforce_limits(connection, limits):
             yield Opened((connection, limits))

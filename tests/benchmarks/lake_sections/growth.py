@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import statistics
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from memory import private
 
 from lake_sections.common import HOURS, SMALL, TINY, Section, add_segment, timed
 from pipelines.data.view import View
@@ -103,13 +105,47 @@ _MAINTENANCE = {
     "index after it, merged": "catalog.refresh(lake)",
     "rebuild the index": "catalog.rebuild(lake)",
 }
-_IMPORTS = """
+_IMPORTS = f"""
 import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pipelines.lake.maintenance import compaction, retention
-from pipelines.lake.sql import catalog
+from pipelines.lake.sql import catalog, selection
 from pipelines.lake.store import Lake
 lake = Lake(sys.argv[1])
 """
+
+
+def write(lake: Lake, count: int, *, sealed: bool) -> None:
+    """Append trajectories of 1 to 18 steps by the public writer, in segments of 64 MiB; `sealed`: of a thousand."""
+    rng = np.random.default_rng(0)
+    with lake.writer(SMALL, seal_seconds=1e9) as writer:
+        for number in range(count // 1000):
+            rows = rng.integers(2, 20, 1000)
+            values, ends = SMALL.empty(int(rows.sum())), np.cumsum(rows)
+            values["obs"][...] = rng.standard_normal(values["obs"].shape)
+            values["terminated"][ends - 1] = 1
+            seeds, tasks = rng.integers(0, 1 << 40, 1000).tolist(), rng.integers(0, 50, 1000).tolist()
+            infos = [
+                TrajectoryInfo(env="bench", task=f"task {task}", policy_version=number, collector="c", seed=seed)
+                for seed, task in zip(seeds, tasks, strict=True)
+            ]
+            writer.append_many(Trajectories(values, rows.tolist(), infos))
+            if sealed:
+                writer.seal()
+
+
+def run_child(text: str, lake: Path) -> dict[str, float]:
+    """Run a command on a lake in a process of its own; its figures, and those that it printed as JSON."""
+    begun = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-c", _IMPORTS + text, str(lake)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    printed = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        raise RuntimeError(f"failed: {text}")
+    lines = printed.splitlines()
+    figures = {"s": time.perf_counter() - begun, "CPU s": usage.ru_utime + usage.ru_stime}
+    return figures | {"peak MiB": usage.ru_maxrss / 1024} | (json.loads(lines[-1]) if lines else {})
 
 
 def maintenance(folder: Path, sizes: list[int]) -> Section:
@@ -118,27 +154,10 @@ def maintenance(folder: Path, sizes: list[int]) -> Section:
     """
     section = Section()
     for size in sizes:
-        lake, rng = Lake.create(folder / str(size)), np.random.default_rng(0)
-        with lake.writer(SMALL, seal_seconds=1e9) as writer:
-            for number in range(size // 1000):
-                rows = rng.integers(2, 20, 1000)
-                values, ends = SMALL.empty(int(rows.sum())), np.cumsum(rows)
-                values["obs"][...] = rng.standard_normal(values["obs"].shape)
-                values["terminated"][ends - 1] = 1
-                seeds, tasks = rng.integers(0, 1 << 40, 1000).tolist(), rng.integers(0, 50, 1000).tolist()
-                infos = [
-                    TrajectoryInfo(env="bench", task=f"task {task}", policy_version=number, collector="c", seed=seed)
-                    for seed, task in zip(seeds, tasks, strict=True)
-                ]
-                writer.append_many(Trajectories(values, rows.tolist(), infos))
-                writer.seal()
+        write(Lake.create(folder / str(size)), size, sealed=True)
         for name, text in _MAINTENANCE.items():
-            child = subprocess.Popen([sys.executable, "-c", _IMPORTS + text, str(lake.path)])
-            _, status, usage = os.wait4(child.pid, 0)
-            if status:
-                raise RuntimeError(f"{name} failed")
-            section.figures[f"{size:,}: {name}, CPU s"] = usage.ru_utime + usage.ru_stime
-            section.figures[f"{size:,}: {name}, peak MiB"] = usage.ru_maxrss / 1024
+            for unit, value in run_child(text, folder / str(size)).items():
+                section.figures[f"{size:,}: {name}, {unit}"] = value
     for few, many in itertools.pairwise(sizes):
         for name in list(_MAINTENANCE)[1:]:
             less, more = (
@@ -147,6 +166,75 @@ def maintenance(folder: Path, sizes: list[int]) -> Section:
             )
             section.figures[f"{name}, exponent from {few:,}"] = math.log(more / less) / math.log(many / few)
     section.notes.append("memory includes mapped files; exponents are those of the time beyond opening the lake")
+    return section
+
+
+# What people do with a lake of millions, in this order. Each has a process of its own.
+_MILLIONS = {
+    "imports": "from pipelines import WindowDataset",
+    "write": "from lake_sections.growth import write; write(lake, COUNT, sealed=False)",
+    "first batch, without manifests": "from lake_sections.growth import draw; draw(lake)",
+    "build the index": "catalog.refresh(lake)",
+    "select(where)": "selection.select(lake, \"task like '%1%' and length > 5\")",
+    "select(weight)": "selection.select(lake, weight='1.0 / count(*) over (partition by task)')",
+    "expire 10% by SQL": "retention.expire(lake, retention.RetentionLimits(where='seed % 10 = 0'))",
+    "index after it": "catalog.refresh(lake)",
+    "first batch": "from lake_sections.growth import draw; draw(lake)",
+    "first batch, weighted": "from lake_sections.growth import draw; draw(lake, weight='1.0 + length')",
+    "follow": "from lake_sections.growth import follow; follow(lake)",
+    "merge": "compaction.compact(lake)",
+    "first batch, merged": "from lake_sections.growth import draw; draw(lake)",
+}
+
+
+def draw(lake: Lake, weight: str = "") -> None:
+    """Draw windows of 32 steps as a trainer does; prints what its first batch and those after it took."""
+    from pipelines import WindowDataset
+
+    windows = iter(WindowDataset(lake.path, length=32, batch_size=64, weight=weight))
+    begun = time.process_time()
+    next(windows)
+    first = time.process_time() - begun
+    begun = time.process_time()
+    for _ in range(200):
+        next(windows)
+    later, sizes = time.process_time() - begun, private(str(lake.path))
+    print(json.dumps({"first, CPU s": first, "later, ms": later / 0.2, "private MB": sizes[0], "mapped MB": sizes[1]}))
+
+
+def follow(lake: Lake, rounds: int = 9) -> None:
+    """Take in 100 new trajectories; prints what that takes in the thread of a trainer, with a predicate and without."""
+    from pipelines.config.settings import TrainSettings
+    from pipelines.data.mixture import Share
+    from pipelines.events import silent
+    from pipelines.training.data import make_mixture
+
+    figures = {}
+    for name, where in {"100 new, ms": "", "100 new with a predicate, ms": "length > 5"}.items():
+        train = TrainSettings(context_length=32, batch_size=64, where=where)
+        mixture = make_mixture([(lake, Share())], SMALL, train, seed=0, listener=silent)
+        mixture.refresh(0)
+        seconds = []
+        for turn in range(rounds):
+            with lake.writer(SMALL) as writer:
+                for _ in range(100):
+                    writer.append(SMALL.empty(10), TrajectoryInfo(env="bench", seed=1))
+            begun = time.thread_time()
+            mixture.refresh(1 + turn)
+            seconds.append(time.thread_time() - begun)
+        figures[name] = 1e3 * statistics.median(seconds)
+    print(json.dumps(figures))
+
+
+def millions(folder: Path, count: int) -> Section:
+    """A lake of millions of trajectories of 1 to 18 steps, written, selected from, drawn from, followed and expired."""
+    section, lake = Section(), Lake.create(folder / "lake")
+    for name, text in _MILLIONS.items():
+        for unit, value in run_child(text.replace("COUNT", str(count)), lake.path).items():
+            section.figures[f"{name}, {unit}"] = value
+        print(name, section.figures, file=sys.stderr, flush=True)
+    size = sum(path.stat().st_size for path in (folder / "lake").rglob("*") if path.is_file())
+    section.figures["GB, with those that were replaced"] = size / 1e9
     return section
 
 

@@ -1,6 +1,7 @@
 """What a user's SQL may do, in this process and in one of its own, and the table `steps`."""
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -408,3 +409,12 @@ def test_times_with_a_zone_need_pytz_or_a_cast(filled: Lake, monkeypatch: pytest
             catalog.query(filled, f"select {value} from trajectories")
     text = "select to_timestamp(length)::varchar, [to_timestamp(length)]::timestamp[] from trajectories"
     assert len(catalog.query(filled, text)[1]) == 2
+
+
+@pytest.mark.system
+def test_queries_draw_no_progress_where_python_is_interactive() -> None:
+    """DuckDB takes a program without a file for interactive, and prints how far a long query is."""
+    program = 'from pipelines.lake.sql.query import connect as c; print(c().sql("from duckdb_settings()").filter'
+    program += "(\"name = 'enable_progress_bar'\").fetchone()[1])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["false"]
