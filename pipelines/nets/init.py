@@ -4,7 +4,7 @@ forks and seeds.
 hidden    orthogonal, gain sqrt(2) (a rectifier or similar follows); biases zero
 output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
 positions normal, std sqrt(1/2), the RMS of the sinusoid; the tokens they are added to have an RMS of about 1
-zero      inputs are told from nothing by the biases of the encoder of time steps, a ramp from -.1 to .1
+ramp      from -.1 to .1: biases of the encoder of time steps, whose inputs may all be zero
 stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is learned anyway
 
 An outline is a network's modules without numbers, to see whether somebody else's weights fit before it is built. A
