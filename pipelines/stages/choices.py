@@ -54,9 +54,11 @@ PERSISTENCE = 8.0  # longest time over which random choices are repeated, in ste
 PERSISTENCE_FAR = 32.0
 # Share of the episodes that explore as at the beginning, throughout the run. Where episodes are long and rewards rare,
 # a first part of exploration has too few of them: MountainCarContinuous met its goal 4 times in 62,400 steps, and
-# learned nothing. What it costs, one seed each: after 80,000 steps Acrobot had -491 instead of -121, after 60,000
-# DoorKey a success of .19 instead of .38.
-EXPLORERS = 0.25
+# learned nothing; Acrobot had -500 with .0625 and -122 with .25, LunarLander 145 and 249 (one seed each). Where every
+# step pays the same until an early end, nothing is to be discovered, and random play shows failures alone: after two
+# minutes CartPole had 500, 500, 493 and 500 with few, 97, 493 and 174 with many.
+EXPLORERS, FEW_EXPLORERS = 0.25, 0.0625
+EARLY_END = 0.5  # of the longest episode: a mean length that is an early end
 
 # Agent.
 LEAST_HORIZON, MOST_HORIZON = 50, 1_000  # of the acting discount, in steps
@@ -127,11 +129,12 @@ class EnvFacts:
     of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
-    `rewards_at_once`: rewards are frequent, follow from the action before alone, and actions do not change what is
-    observed later, as far as two ways to play the same episode show. `one_by_one`: actors are stepped one after
-    another. `action_repeat`: how often an action is played in a step. `step_change` (a share of the spread of what is
-    observed) and `inertia` (a correlation): how far a step moves it, and whether movement goes on; 0: not known.
-    `step_seconds`: CPU seconds of a step of one actor, resets included.
+    `pays_alike`: every step had the same reward, above 0. `rewards_at_once`: rewards are frequent, follow from the
+    action before alone, and actions do not change what is observed later, as far as two ways to play the same
+    episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played
+    in a step. `step_change` (a share of the spread of what is observed) and `inertia` (a correlation): how far a
+    step moves it, and whether movement goes on; 0: not known. `step_seconds`: CPU seconds of a step of one actor,
+    resets included.
     """
 
     name: str
@@ -155,6 +158,7 @@ class EnvFacts:
     observation_max: float = 0.0
     observation_min: float = 0.0
     reward_max: float = 0.0
+    pays_alike: bool = False
     rewards_at_once: bool = False
     action_repeat: int = 1
     step_change: float = 0.0
@@ -500,8 +504,10 @@ class Choices:
             if self.facts.return_error == 0 and not self.facts.has_images and not self.facts.has_text:
                 persistence, reason = PERSISTENCE_FAR, "all random episodes have the same return: it takes others"
             self.choose("exploration.persistence", persistence, reason)
-            reason = "of the episodes explore as at first: they meet what the policy has given up"
-            self.choose("exploration.explorers", EXPLORERS, reason)
+            share, reason = EXPLORERS, "of the episodes explore as at first: they meet what the policy has given up"
+            if self.facts.pays_alike and self.facts.length_mean < EARLY_END * self.facts.longest:
+                share, reason = FEW_EXPLORERS, "of the episodes explore as at first: only the length of an episode pays"
+            self.choose("exploration.explorers", share, reason)
         each = max(round(EXPLORATION_SHARE * steps / actors), 1)
         reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
         self.choose("exploration.steps", each, reason)

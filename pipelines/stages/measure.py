@@ -104,6 +104,7 @@ def measure_env(
         observation_max=round_digits(probe.observation_max),
         observation_min=round_digits(probe.observation_min),
         reward_max=round_digits(probe.reward_max),
+        pays_alike=0 < probe.reward_low == probe.reward_high,
         rewards_at_once=again is not None and probe.reward_share >= _OFTEN and again.equals(probe.opening),
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
@@ -224,7 +225,7 @@ class _Probe:
         spaces = env.spec.spaces.observation
         self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
-        self.reward_max = 0.0
+        self.reward_max, self.reward_low, self.reward_high = 0.0, math.inf, -math.inf
         self.motion = _Motion()
         self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
         self._steps = self._rewarded = 0
@@ -255,6 +256,9 @@ class _Probe:
             vectors = [observation[name].reshape(len(time), -1) for name in self._columns]
             self.motion.note(np.concatenate(vectors, axis=1).astype(np.float64), time > 0)
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
+        earned = prev_reward[time > 0]
+        self.reward_low = min(self.reward_low, float(earned.min(initial=np.inf)))
+        self.reward_high = max(self.reward_high, float(earned.max(initial=-np.inf)))
         self._steps += int(np.count_nonzero(time))  # the reward before a first step is another episode's, and 0 here
         self._rewarded += int(np.count_nonzero(prev_reward))
         return self.opening.act(observation, prev_action, prev_reward, time)

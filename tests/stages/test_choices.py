@@ -243,6 +243,14 @@ def test_actions_are_repeated_where_steps_are_fine(
     assert seen.best_repeat == repeat
 
 
+@pytest.mark.parametrize(("pays_alike", "length", "share"), [(True, 22, 0.0625), (True, 300, 0.25), (False, 22, 0.25)])
+def test_few_episodes_explore_where_only_the_length_of_an_episode_pays(
+    pays_alike: bool, length: int, share: float
+) -> None:
+    seen = replace(CARTPOLE, pays_alike=pays_alike, length_mean=length)
+    assert settings_of(chosen(seen, Budget(minutes=2))[0]).exploration.explorers == share
+
+
 def test_a_budget_counts_the_steps_of_the_environment() -> None:
     choices, _ = chosen(replace(CHEETAH, action_repeat=4), Budget(steps=80_000))
     settings = settings_of(choices)

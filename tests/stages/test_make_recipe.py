@@ -212,6 +212,14 @@ def test_motion_agrees_with_a_second_computation(name: str, few: float, many: fl
     assert facts.inertia == pytest.approx(along[moving].max(), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "alike"), [("gym:CartPole-v1", True), ("gym:MountainCar-v0", False), ("gym:Pendulum-v1", False)]
+)
+def test_rewards_that_are_the_same_in_every_step(name: str, alike: bool) -> None:
+    """MountainCar's are, but below 0: an early end is what pays there."""
+    assert measured(name).pays_alike == alike
+
+
 class Mass(gymnasium.Env):
     """A force on a mass for 600 steps; its place and speed are observed, and a constant."""
 
