@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.1
 def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[str]:
     """Compose the command that trains on a task without a recipe. Its plan fills `seconds` of an idle machine; if it
     takes more CPU seconds, `train` interrupts it."""
-    parameters = list(list_assignments("env", task.params))
+    parameters = [each for key, value in task.params.items() for each in list_assignments(f"env.{key}", value)]
     given = [*parameters, "train.threads=1", "report=false"]
     words = [*_AMAGO, "run", "--env", task.env, "--minutes", str(seconds / 60), "--run", str(run), "--seed", str(seed)]
     return [*words, *(word for each in given for word in ("--set", each))]

@@ -1,9 +1,11 @@
 """The benchmark of generality: its table, its aggregates, its files, and seconds of it."""
 
+import itertools
 import json
 import math
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,15 @@ def test_table_covers_every_kind_and_random_play_is_worse_than_the_best():
         assert set(each.peers) < set(AGENTS), each.name
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_a_command_names_the_environment_and_its_parameters(name, tmp_path):
+    words = own.amago_command(TASKS[name], seconds=60, seed=1, run=tmp_path / "run")
+    given = [after for word, after in itertools.pairwise(words) if word == "--set"]
+    tables = tomllib.loads("\n".join(given)).get("env", {})
+    assert words[words.index("--env") + 1] == TASKS[name].env
+    assert tables == dict(TASKS[name].params)
+
+
 @pytest.mark.extras
 @pytest.mark.parametrize("name", TASKS)
 def test_task_is_made_where_its_extra_is_installed(name):
@@ -64,8 +75,6 @@ def test_task_is_made_where_its_extra_is_installed(name):
 
 
 def test_peers_have_settings_of_the_zoo_by_the_name_that_a_task_gives():
-    import tomllib
-
     rows = tomllib.loads((ROOT / "benchmarks/general_parts/peers.toml").read_text())
     assert rows.keys() == {*AGENTS} - {"amago"}
     assert all("default" in found and all("n_envs" in each for each in found.values()) for found in rows.values())
