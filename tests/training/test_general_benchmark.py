@@ -54,6 +54,7 @@ def test_a_command_names_the_environment_and_its_parameters(name, tmp_path):
     words = own.amago_command(TASKS[name], seconds=60, seed=1, run=tmp_path / "run")
     given = [after for word, after in itertools.pairwise(words) if word == "--set"]
     tables = tomllib.loads("\n".join(given)).get("env", {})
+    assert not any(each.startswith("env=") for each in given)  # which would replace the name
     assert words[words.index("--env") + 1] == TASKS[name].env
     assert tables == dict(TASKS[name].params)
 
