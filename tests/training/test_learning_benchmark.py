@@ -40,6 +40,12 @@ COUNTS = (
     "fifteen",
     "sixteen",
     "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+    "twenty-one",
+    "twenty-two",
+    "twenty-three",
 )
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
@@ -252,7 +258,7 @@ def test_what_a_recipe_expects_is_what_the_book_says() -> None:
 
 
 def require_quoted(expected: str, row: dict[str, Any]) -> None:
-    figures, seeds, cost = re.match(r"(.*?) \((\w+) seeds\)(?:, in (\d+) CPU seconds)?", expected).groups()  # type: ignore[union-attr]
+    figures, seeds, cost = re.match(r"(.*?) \(([\w-]+) seeds\)(?:, in (\d+) CPU seconds)?", expected).groups()  # type: ignore[union-attr]
     by_attempt = np.mean([each for each in row["attempts"] if each] or [[]], axis=0)
     known = [compute_iqm(np.array(row["scores"])), *row["scores"], *by_attempt, row["env_steps"] / 1e6]
     for text in re.findall(r"-?\d*\.?\d+", figures):
