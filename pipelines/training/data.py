@@ -37,7 +37,7 @@ from pipelines.training.capacity import CapacityCheck
 
 _SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
 # Lakes in directories are looked at so often, unless looks take more than one part in `_WORTH` of the time.
-_QUICK_SECONDS, _WORTH = 0.05, 50
+_QUICK_SECONDS, _WORTH = 0.2, 20
 
 
 class TrainingData:
