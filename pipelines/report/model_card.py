@@ -139,7 +139,7 @@ def read_fields(run: StoredRun) -> dict[str, Any]:
 def find_evaluation(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | None:
     """Find the newest evaluation of a checkpoint that counts for its run: on held-out tasks, and acting the same way.
 
-    None if there is none. Exported policies act at temperature 1, so scores at another one are not theirs.
+    None if there is none. Exported policies act at their own temperature: scores at a multiple of it are not theirs.
     """
     found = [
         each

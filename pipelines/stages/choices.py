@@ -197,7 +197,8 @@ class EnvFacts:
         """How often an action should be played in a step, if these facts are of actions that are played once."""
         if self.has_images or self.action_mask or self.num_attempts != 1 or self.inertia < INERTIA:
             return 1
-        return max(min(int(FINE_STEP / self.step_change), MOST_REPEAT, self.longest // LEAST_DECISIONS), 1)
+        finer = min(FINE_STEP / max(self.step_change, 1e-9), MOST_REPEAT)
+        return max(min(int(finer), self.longest // LEAST_DECISIONS), 1)
 
     def document(self) -> dict[str, Any]:
         """Convert the facts to plain data."""

@@ -172,18 +172,16 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
     else:
         effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
         seconds = min(max(_RANDOM_SHARE * 60 * budget.minutes, _LEAST_RANDOM), _MOST_RANDOM)
-    env, play = (
-        settings.env,
-        functools.partial(
-            measure.measure_env,
-            collect=settings.collect,
-            seconds=seconds,
-            least=_RANDOM_SECONDS * effort,
-            device=settings.train.device,
-            action_mask=settings.agent.action_mask,
-            seed=settings.seed,
-            listener=listener,
-        ),
+    env = settings.env
+    play = functools.partial(
+        measure.measure_env,
+        collect=settings.collect,
+        seconds=seconds,
+        least=_RANDOM_SECONDS * effort,
+        device=settings.train.device,
+        action_mask=settings.agent.action_mask,
+        seed=settings.seed,
+        listener=listener,
     )
     facts = play(env)
     can_repeat = facts.one_by_one and _REPEAT in find_settings_model(env.name).model_fields

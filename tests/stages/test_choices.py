@@ -234,6 +234,7 @@ def test_the_users_distribution_of_actions_decides_what_follows(actor: dict[str,
         (0.05, 0.1, 1_000, 1),  # a point that is moved at once
         (0.2, 1.0, 1_000, 1),
         (0.0, 0.0, 1_000, 1),  # nothing moves, or nothing is known
+        (1e-320, 1.0, 1_000, 4),
     ],
 )
 def test_actions_are_repeated_where_steps_are_fine(
