@@ -46,6 +46,9 @@ COUNTS = (
     "twenty-one",
     "twenty-two",
     "twenty-three",
+    "twenty-four",
+    "twenty-five",
+    "twenty-six",
 )
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
