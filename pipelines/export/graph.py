@@ -22,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 from pipelines.errors import StageFailed
 from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import zeros
+from pipelines.nets.compute import export_operators
 from pipelines.nets.timestep import last_state_of_torch
 
 ACTION, REWARD, RESET, NOISE = "action", "reward", "reset", "noise"
@@ -48,7 +49,7 @@ def trace(function: StepFunction) -> ExportedProgram:
     )
     batch = Dim("actors", min=1, max=1 << 16)
     shapes = torch.utils._pytree.tree_map(lambda tensor: {0: batch}, arguments)
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), export_operators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = torch.export.export(function, arguments, dynamic_shapes=shapes, strict=False)
     for node in made.graph.nodes:

@@ -28,7 +28,7 @@ from pipelines.config.model import Activation, ActorSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, make_grid
 from pipelines.nets import init
-from pipelines.nets.compute import Kept
+from pipelines.nets.compute import Kept, is_exporting
 from pipelines.nets.inputs import to_features
 from pipelines.nets.linear import MLP
 
@@ -149,7 +149,7 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 def to_normal(uniform: Tensor) -> Tensor:
     """Map uniforms to standard normal numbers by the inverse distribution function."""
     inside = (2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6)
-    return math.sqrt(2) * (invert_erf(inside) if torch.compiler.is_exporting() else torch.erfinv(inside))
+    return math.sqrt(2) * (invert_erf(inside) if is_exporting() else torch.erfinv(inside))
 
 
 # Coefficients of Giles 2010, "Approximating the erfinv function", table 5 (single precision), highest power first.
@@ -339,7 +339,7 @@ class BetaPolicy(_BoxPolicy):
         shapes = shapes.expand(uniform.shape[:-1])
         drawn = self._draw_gamma(shapes.detach(), uniform)
         x = drawn[..., 0, :] / drawn.sum(-2)
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return 2 * x.clamp(*_INSIDE) - 1
         draw: Any = _BetaDraw.apply
         return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from pipelines.nets.compute import keep_constant
+from pipelines.nets.compute import is_exporting, keep_constant
 from pipelines.nets.packing import Packing
 
 KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
@@ -364,7 +364,7 @@ def attend_cached(
 ) -> Tensor:
     """Attend with one query per actor to the occupied slots of its cache -> (B, H, Dh)."""
     q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
-    if cap is None and not torch.compiler.is_exporting():  # ONNX would transpose all keys, twice
+    if cap is None and not is_exporting():  # ONNX would transpose all keys, twice
         return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]
     scores = _compute_scores(q_BH1D, k_BHSD, cap)
     return (scores.masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]

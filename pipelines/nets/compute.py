@@ -42,6 +42,26 @@ def keep_float32() -> Iterator[None]:
         flags.allow_tf32 = before
 
 
+_is_exporting = False
+
+
+@contextmanager
+def export_operators() -> Iterator[None]:
+    """Make a context in which networks compute by operators that other runtimes have, too."""
+    global _is_exporting
+    before, _is_exporting = _is_exporting, True
+    try:
+        yield
+    finally:
+        _is_exporting = before
+
+
+def is_exporting() -> bool:
+    """Check whether a network is traced for other runtimes. `torch.compiler.is_exporting` is no substitute: up to torch
+    2.12 it is true in every program that `torch.compile` traces."""
+    return _is_exporting
+
+
 Value = TypeVar("Value")
 
 

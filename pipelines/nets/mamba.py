@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from pipelines.config.model import MambaSettings
 from pipelines.nets import init
 from pipelines.nets.cache import State
-from pipelines.nets.compute import keep_constant
+from pipelines.nets.compute import is_exporting, keep_constant
 from pipelines.nets.linear import make_norm
 from pipelines.nets.packing import Packing
 from pipelines.nets.rnn import SteppedEncoder
@@ -41,7 +41,7 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Compute y_t = <out_t, h_t>, h_t = exp(delta_t rate) h_{t-1} + delta_t into_t x_t -> (y (B, T, D), last h). States
     are reset where `begins_BT`."""
-    if torch.compiler.is_exporting():  # one step of acting, in operators that any runtime has
+    if is_exporting():  # one step of acting, in operators that any runtime has
         decay_BDS = (delta_BTD[:, 0, :, None] * rate_DS).exp()
         last_BDS = decay_BDS * state_BDS + (delta_BTD * x_BTD)[:, 0, :, None] * into_BTS
         return (last_BDS @ out_BTS.transpose(1, 2)).transpose(1, 2), last_BDS

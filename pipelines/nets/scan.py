@@ -11,11 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from pipelines.nets.compute import is_exporting
+
 
 def linear_scan(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
     """Compute h (B, T, ...) for h_t = a_t h_{t-1} + b_t, where h_{-1} = `first_B` (B, ...). Only h is saved for the
     backward."""
-    if torch.compiler.is_exporting():  # one step of acting, in operators that any runtime has
+    if is_exporting():  # one step of acting, in operators that any runtime has
         return b_BT + a_BT * first_B[:, None]
     return cast(Tensor, _scan(a_BT, b_BT, first_B))
 

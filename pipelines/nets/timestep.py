@@ -21,7 +21,7 @@ from pipelines.config.model import TIMESTEP_ENCODERS, Activation, ImageSettings,
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
-from pipelines.nets.compute import Kept
+from pipelines.nets.compute import Kept, is_exporting
 from pipelines.nets.inputs import RunningNorm, is_finite, join_rows, symlog, to_features
 from pipelines.nets.linear import MLP, make_activation
 
@@ -323,7 +323,7 @@ class TokenEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Encode integers (..., S), of which the first `lengths` (...,) are valid."""
-        if torch.compiler.is_exporting():
+        if is_exporting():
             x_NSE = self.embedding(tokens.long().remainder(self.rows))
             rnn = self.rnn
             weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pipelines.nets import scan
+from pipelines.nets.compute import export_operators
 from pipelines.nets.scan import linear_scan, recur, recur_back, scan_by_doubling
 
 
@@ -29,6 +30,15 @@ def test_a_scan_is_the_recurrence_in_value_and_gradient(monkeypatch, function, s
     (expected * weigh).sum().backward()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_older_torch_says_that_it_exports_whenever_it_compiles(monkeypatch):
+    monkeypatch.setattr("torch.compiler.is_exporting", lambda: True)  # as up to torch 2.12
+    a, b, first = torch.rand(2, 5, 3), torch.randn(2, 5, 3), torch.randn(2, 3)
+    torch.testing.assert_close(linear_scan(a, b, first), literal(a, b, first))
+    with export_operators():  # of a single step
+        torch.testing.assert_close(linear_scan(a[:, :1], b[:, :1], first), literal(a[:, :1], b[:, :1], first))
+    torch.testing.assert_close(linear_scan(a, b, first), literal(a, b, first))
 
 
 def test_gradients_of_a_scan_are_those_of_differences():

@@ -27,7 +27,7 @@ CUDA = [
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=CUDA)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The device of this process, which is the only rank of a group."""
-    found = torch.device(request.param)
+    found = torch.device(request.param, 0)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for name, value in (variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}).items():
         monkeypatch.setenv(name, value)
