@@ -456,6 +456,9 @@ class TrainSettings(SettingsModel):
     backward: less memory, more time."""
     compile: Annotated[bool, PACING] = False
     """Compile the encoders, where there is a compiler."""
+    cuda_graphs: Annotated[bool, PACING] = False
+    """On CUDA, record the kernels of an update, and repeat them at once for batches of the same shape, such as those of
+    full windows. Not with several micro-batches or ranks, packing or recomputation. Not tried on a GPU yet."""
     tf32: bool = False
     """Let CUDA round factors of float32 products to TF32."""
     ranks: Annotated[int, PACING] = Field(1, ge=1, le=4096)

@@ -324,11 +324,13 @@ def choose(
     """Choose a backend: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
     if name != "auto" and find_obstacle(name, device, dtype, window, packed=packed, head=head) is None:
         return name
-    wishes = ["flash", "varlen"]
+    # torch's own kernels are cuDNN's on Hopper, which flash-attn 2 does not reach, and flash-attn's on Ampere.
+    is_whole = window.size is None and not packed
+    wishes = ["sdpa"] if is_whole else ["flash", "varlen"]
     if window.size is not None and window.size * 4 <= length:
         wishes += ["flex", "banded"]
     if window.logit_clip is not None:
-        wishes += ["flex"]
+        wishes += ["flash", "flex"]
     wishes += ["sdpa", "dense"]
     return next(wish for wish in wishes if find_obstacle(wish, device, dtype, window, packed=packed, head=head) is None)
 

@@ -37,6 +37,7 @@ from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
 from pipelines.nets.compute import autocast
 from pipelines.training import speed
+from pipelines.training.graphs import UpdateGraph, UpdateGraphs
 from pipelines.training.optimizer import group_parameters, learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
 from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share_out
@@ -85,6 +86,7 @@ class Learner:
         self.compiled = train.compile and not self.notices
         self._parallel: torch.nn.Module | None = None
         self._prepare()
+        self.graphs = self._make_graphs()
         self.update = 0
         self.steps_seen = 0
         self.skipped_updates = self.skipped_in_a_row = 0
@@ -95,6 +97,14 @@ class Learner:
         self.names, self.parameters = [*named], [*named.values()]
         self.optimizer = make_optimizer(self.agent, self.settings, self.shards)
         self.average = self._copy_parameters() if self.settings.ema_decay else []
+
+    def _make_graphs(self) -> UpdateGraphs | None:
+        """Make the keeper of graphs, where updates can be recorded at all."""
+        settings = self.settings
+        varies = settings.packing or settings.activation_checkpointing or len(self.micro_batches) > 1
+        if not settings.cuda_graphs or self.device.type != "cuda" or varies or ranks.count_joined() > 1:
+            return None
+        return UpdateGraphs(self.device)
 
     def _share_out(self) -> None:
         """Share out the weights among ranks, with what a checkpoint has restored. At the first update, as in
@@ -138,20 +148,29 @@ class Learner:
             )
             for batch in batches
         ]
+        rate = learning_rate(self.update, self.settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.update, self.settings)
+            group["lr"] = rate
         if not self.agent.training:  # walking through all modules costs as much as a layer
             self.agent.train()
-        metrics, errors = self._backward(tensors)
+        graph = self._find_graph(tensors)
+        if graph is not None:
+            metrics, errors = graph.compute(tensors[0])
+            self._raise_versions()
+        else:
+            metrics, errors = self._backward(tensors, *self.randomness())
+            self.shards.take_gradients()
+            metrics |= self._clip()
         if (self.update + 1) % self.settings.log_every == 0:
             with autocast(self.device, self.settings.precision):
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
-        self.shards.take_gradients()
-        norms = self._clip()
-        is_finite = bool(norms["grad_norm"] < torch.inf)  # waits for the device, once an update
+        is_finite = bool(metrics["grad_norm"] < torch.inf)  # waits for the device, once an update
         if is_finite:
-            self.optimizer.step()
-            self.agent.update_targets()
+            if graph is not None:
+                graph.move(rate)
+                self._raise_versions()
+            else:
+                self._move()
             self._update_average()
         for parameter in self.parameters:
             parameter.grad = None
@@ -162,7 +181,50 @@ class Learner:
             return {}
         if learnt is not None:
             self._report_errors(batches, errors, learnt)
-        return metrics | norms
+        return metrics
+
+    def _move(self) -> None:
+        """Move the weights by their gradients, and the targets after them."""
+        self.optimizer.step()
+        self.agent.update_targets()
+
+    def _find_graph(self, tensors: list[TensorBatch]) -> UpdateGraph | None:
+        """Find the graph that repeats this update's kernels, and seed its random numbers; None: there is none."""
+        if self.graphs is None:
+            return None
+        (batch,), (generators, dropout_seeds) = tensors, self.randomness()
+        if generators[0].device.type != "cuda":
+            return None
+        self.agent.sequence.require_time(batch.last_time)
+        generator = self.graphs.generator
+
+        def seed() -> None:
+            generator.manual_seed(generators[0].initial_seed())
+            torch.manual_seed(dropout_seeds[0])
+
+        def record(pool: Any) -> UpdateGraph:
+            seed()
+            self._raise_versions()  # what was kept before is not part of the graph
+            try:
+                return UpdateGraph(
+                    batch, self.optimizer, [*self.parameters], generator, pool, self._backward, self._clip, self._move
+                )
+            finally:
+                self._raise_versions()
+                for parameter in self.parameters:
+                    parameter.grad = None
+
+        graph = self.graphs.find(batch, record)
+        if graph is not None:
+            seed()
+        elif self.graphs.failure is not None:
+            self.notices.append(f"train.cuda_graphs: cannot record an update ({self.graphs.failure}); going on without")
+            self.graphs = None
+        return graph
+
+    def _raise_versions(self) -> None:
+        """Say that tensors of the agent may have changed, as a graph changes them unseen."""
+        torch.autograd.graph.increment_version([*self.agent.parameters(), *self.agent.buffers()])
 
     def _weight_batches(self, batches: list[Batch]) -> list[Batch]:
         """Divide importance weights by their maximum in the update."""
@@ -224,10 +286,13 @@ class Learner:
     def _name_average(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.names, self.average, strict=True)) if self.average else {}
 
-    def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    def _backward(
+        self, tensors: list[TensorBatch], generators: list[torch.Generator], dropout_seeds: list[int] | None = None
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Compute the gradients of an update -> (metrics, TD errors of each micro-batch's windows)."""
         total: dict[str, torch.Tensor] = {}
         errors = []
-        losses, next_loss = self.agent.losses(tensors, *self.randomness()), self._next_loss()
+        losses, next_loss = self.agent.losses(tensors, generators, dropout_seeds), self._next_loss()
         for place in range(len(tensors)):
             more = ranks.count_joined() > 1 and place < len(tensors) - 1
             with next_loss.no_sync() if more else contextlib.nullcontext():
@@ -269,6 +334,7 @@ class Learner:
     def describe(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend, ranks."""
         found = speed.describe(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
+        found |= {} if self.graphs is None else {"graphs": True}
         if ranks.count_joined() == 1:
             return found
         number = len(self.micro_batches) * ranks.count_joined()
@@ -317,6 +383,7 @@ class Learner:
         done = transfer(self.agent, weights, settings)
         self.agent.rescaled_too.clear()
         self._prepare()  # the average begins with these weights, too
+        self.graphs = self._make_graphs()
         return done
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -327,6 +394,7 @@ class Learner:
             for name, mean in self._name_average().items():
                 mean.copy_(checkpoint.acting[name])
             restore_optimizer(self.optimizer, state["optimizer"])
+            self.graphs = self._make_graphs()  # the old ones would move the moments that were
             self.update = checkpoint.update
             self.steps_seen = int(checkpoint.record["steps_seen"])
             self.skipped_updates = int(checkpoint.record["skipped_updates"])

@@ -85,8 +85,12 @@ class Trainer:
             self._begin_warm(listener)
         if settings.agent.reference:
             self._hold_near_reference()
-        for text in self.learner.notices:
-            listener(Notice(text=text))
+        self._tell(listener)
+
+    def _tell(self, listener: Listener) -> None:
+        """Pass on what the learner has to say, once."""
+        while self.learner.notices:
+            listener(Notice(text=self.learner.notices.pop(0)))
 
     def _continue(self, listener: Listener) -> None:
         if list_checkpoints(self.directory.checkpoints):
@@ -213,6 +217,7 @@ class Trainer:
 
         while learner.update < target:
             self._recent.append(learner.step(draw, learnt))
+            self._tell(listener)
             if text := self._cost.after(learner.update - first, target - first):
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0

@@ -37,6 +37,8 @@ ROWS: dict[str, dict[str, Any]] = {  # of each the attention backend, the switch
     "float32 eager": {"attention": "sdpa"},
     "tf32 eager": {"attention": "sdpa", "train": {"tf32": True}},
     "bf16 eager": {"attention": "sdpa", "train": {"precision": "bf16"}},
+    "bf16 graphs": {"attention": "sdpa", "train": {"precision": "bf16", "cuda_graphs": True}},
+    "bf16 compiled graphs": {"attention": "sdpa", "train": FAST | {"cuda_graphs": True}},
     "bf16 compiled": {"attention": "sdpa", "train": FAST},
     "bf16 compiled flash": {"attention": "flash", "train": FAST},
     "bf16 compiled checkpointing": {"attention": "auto", "train": FAST | {"activation_checkpointing": True}},

@@ -38,6 +38,7 @@ UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
     ("discrete", {}, {}, (523, 1, 6, 0)),
     ("discrete", {}, BF16, (596, 1, 6, 0)),
     ("discrete", {}, BF16 | {"packing": True}, (664, 1, 7, 0)),
+    ("discrete", {}, BF16 | {"cuda_graphs": True}, (14, 1, 6, 0)),
     ("discrete", {}, BF16 | {"grad_accumulation": 4}, (3122, 1, 24, 0)),
     ("discrete", {"kind": "multi-task"}, BF16, (649, 1, 6, 0)),
     ("continuous", {}, BF16, (635, 1, 6, 0)),

@@ -117,6 +117,7 @@ class FakeCuda(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.own_operators = _own_operators()
+        self.recording: FakeGraph | None = None
         self.reset()
 
     @classmethod
@@ -164,7 +165,7 @@ class FakeCuda(TorchDispatchMode):
         target = kwargs.get("device")
         target = None if target is None else torch.device(target).type
         if not there and target != "cuda":
-            return func(*args, **kwargs)
+            return self._compute(func, args, kwargs)
         here = [x for x in given if isinstance(x, torch.Tensor) and not isinstance(x, CudaTensor)]
         is_there = target == "cuda" or (bool(there) and target != "cpu")
         if func is _aten.copy_.default:
@@ -181,7 +182,9 @@ class FakeCuda(TorchDispatchMode):
             host_kwargs["device"] = torch.device("cpu")
         if "pin_memory" in host_kwargs:
             host_kwargs["pin_memory"] = False
-        out = func(*host_args, **host_kwargs)
+        if self.recording is not None and (target == "cpu" or (here and func is _aten.copy_.default)):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func} at {_place()}")
+        out = self._compute(func, host_args, host_kwargs)
         if func is _aten._local_scalar_dense.default:
             return out
         if func is _aten.copy_.default:
@@ -194,6 +197,9 @@ class FakeCuda(TorchDispatchMode):
         if func._schema.is_mutable or func.is_view:
             return return_and_correct_aliasing(func, args, kwargs, out)
         return out
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs) if self.recording is None else self.recording.record(func, args, kwargs)
 
     def _check_and_count(self, func: Any, args: Any, there: Any, here: Any, target: str | None, is_there: bool) -> None:
         if func is _aten.copy_.default or func is _aten._to_copy.default:
@@ -227,6 +233,65 @@ class FakeCuda(TorchDispatchMode):
 
     def launch(self, kernel: str, times: int = 1) -> None:
         self.launches[f"{kernel} {_place()}"] += times
+
+
+class FakeGraph:
+    """A CUDA graph: operators that are recorded, without effect, and repeated on the same memory."""
+
+    def __init__(self) -> None:
+        self._operators: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        assert generator.device.type == "cuda"
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute an operator, whose effects `record_graph` takes back."""
+        if func in _WAITS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func} at {_place()}")
+        given, _ = tree_flatten((args, kwargs))
+        if func._schema.is_mutable:
+            for tensor in given:
+                if isinstance(tensor, torch.Tensor):
+                    memory = tensor.untyped_storage()
+                    if memory.data_ptr() not in self._before:
+                        self._before[memory.data_ptr()] = (memory, memory.clone())  # type: ignore[assignment]
+        # Of the tensors' memory, not of these objects, which an operator in place may transpose.
+        same = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        out = func(*args, **kwargs)
+        self._operators.append((func, *same, tree_map_only(torch.Tensor, torch.Tensor.detach, out)))
+        return out
+
+    def undo(self) -> None:
+        for memory, before in self._before.values():
+            memory.copy_(before)
+        self._before.clear()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        device = FakeCuda.now()
+        device.launch("graph")
+        for func, args, kwargs, out in self._operators:
+            if func.is_view:
+                continue
+            made = func(*args, **kwargs)
+            if not func._schema.is_mutable:
+                for ours, new in zip(tree_flatten(out)[0], tree_flatten(made)[0], strict=True):
+                    if isinstance(ours, torch.Tensor):
+                        ours.copy_(new)
+
+
+@contextlib.contextmanager
+def record_graph(graph: FakeGraph, **_: Any) -> Iterator[None]:
+    """Stand in for `torch.cuda.graph`."""
+    device = FakeCuda.now()
+    device.recording = graph
+    try:
+        yield
+    finally:
+        device.recording = None
+        with torch.no_grad():
+            graph.undo()
 
 
 def _count_kernels(func: Any, args: Any) -> int:
@@ -440,6 +505,9 @@ def pretend() -> None:
     }  # fmt: skip
     for name, fact in facts.items():
         setattr(torch.cuda, name, lambda *args, fact=fact, **kwargs: fact)
+    torch.cuda.CUDAGraph = FakeGraph  # type: ignore[assignment, misc]
+    torch.cuda.graph = record_graph  # type: ignore[assignment, misc]
+    torch.cuda.graph_pool_handle = lambda: None  # type: ignore[assignment, return-value]
     move = torch.nn.Module._apply
 
     def moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

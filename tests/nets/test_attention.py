@@ -210,7 +210,10 @@ def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
     assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9), length=64, packed=True) == "flash"
     assert choose("auto", CUDA, torch.float32, AttentionWindow(), length=64) == "sdpa"
     assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9, sink=1), length=64) == "flex"
-    assert choose("flex", CUDA, torch.bfloat16, AttentionWindow(dropout=0.1), length=64) == "flash"
+    assert choose("flex", CUDA, torch.bfloat16, AttentionWindow(dropout=0.1), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(logit_clip=30.0), length=64) == "flash"
+    assert choose("flex", CUDA, torch.bfloat16, AttentionWindow(size=9, dropout=0.1), length=64) == "flash"
     monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away" if name == "flash" else None)
     assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(dropout=0.1), length=64, packed=True) == "sdpa"
     assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9), length=64, packed=True) == "varlen"

@@ -63,7 +63,7 @@ WAYS: list[dict[str, object]] = [
 def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None:
     rng = np.random.default_rng(0)
     there = encoding(case, device="cuda", **way)
-    here = encoding(case, device="cpu")
+    here = encoding(case, device="cpu", precision=way.get("precision", "float32"))
     alike(there, here)
     assert there.notices == []
     exact = not {"precision", "tf32"} & way.keys()
@@ -73,6 +73,36 @@ def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None
         for name in ("loss", "critic_loss", "q", "grad_norm"):
             close = {"rtol": 1e-3, "atol": 1e-4} if exact else {"rtol": 0.15, "atol": 0.1}
             torch.testing.assert_close(ours[name].cpu(), theirs[name], **close, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    crossed([{}, {"ema_decay": 0.9, "log_every": 2}, {"precision": "bf16"}, {"compile": True}], list(ENCODERS)),
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+)
+def test_an_update_that_is_repeated_as_a_graph_is_the_same(case: str, way: dict[str, object]) -> None:
+    rng = np.random.default_rng(0)
+    dropout = 0.1 if case.startswith("transformer") else 0.0
+    graphs, plain = (encoding(case, dropout=dropout, device="cuda", cuda_graphs=on, **way) for on in (True, False))
+    close = {"rtol": 1e-3, "atol": 1e-4} if "precision" not in way else {"rtol": 0.05, "atol": 0.05}
+    for update in range(8):
+        data = batch(rng, size=8, steps=9)
+        data.lengths[:] = 10
+        if update == 3:  # another shape
+            data.lengths[0] = 4
+        if update == 6:  # a gradient that is not finite
+            data.columns["reward"][0, 3] = np.inf
+        ours, theirs = (each.step(lambda size, data=data: data) for each in (graphs, plain))
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], **close, msg=lambda text, n=name: f"{n}: {text}")
+    assert graphs.graphs is not None
+    assert graphs.graphs.failure is None
+    assert len(graphs.graphs) == 1
+    for (name, ours), theirs in zip(graphs.agent.state_dict().items(), plain.agent.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, **close, msg=lambda text, n=name: f"{n}: {text}")
+    for ours, theirs in zip(graphs.average, plain.average, strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +265,23 @@ def test_the_benchmark_reports_the_share_of_the_rate(switches: dict[str, object]
     assert 0 < figures["peak GB"] < 8
     assert figures["notices"] == []
     assert figures["computes with"]["compiled"] == ("compile" in switches)
+
+
+def test_an_update_that_cannot_be_recorded_is_computed_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = batch(np.random.default_rng(0))
+    ours, theirs = learner(device="cuda", cuda_graphs=True), learner(device="cuda")
+    clip = ours._clip
+
+    def wait() -> dict[str, torch.Tensor]:
+        found = clip()
+        float(found["grad_norm"])  # which a recording does not allow
+        return found
+
+    monkeypatch.setattr(ours, "_clip", wait)
+    for _ in range(4):
+        ours.step(lambda size: data)
+        theirs.step(lambda size: data)
+    (notice,) = ours.notices
+    assert "train.cuda_graphs: cannot record an update (" in notice
+    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,139 @@
+"""Updates as CUDA graphs: all kernels of an update are launched at once, so that none waits for the host.
+
+An update of a network of usual size is some 600 small kernels. The host takes ten microseconds or more for each, the
+GPU a few. They depend on the shapes of the batch alone: they are recorded for batches of one shape, and repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipelines.learning.batch import TensorBatch
+
+MOST_GRAPHS = 16  # shapes of batches; of each the memory of its activations is kept
+_Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str, Tensor], list[Tensor]]]
+
+
+def list_tensors(batch: Any) -> list[Tensor]:
+    """List the tensors of a batch, in the order of its fields; views and fields that share one are listed twice."""
+    found: list[Tensor] = []
+    for value in _list_values(batch):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+            found.extend(list_tensors(value))
+    return found
+
+
+def _list_values(batch: Any) -> list[Any]:
+    return (
+        [*batch.values()] if isinstance(batch, Mapping) else [getattr(batch, f.name) for f in dataclasses.fields(batch)]
+    )
+
+
+def copy_batch(batch: Any) -> Any:
+    """Copy a batch with all its tensors, to memory that stays."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone(memory_format=torch.contiguous_format)
+        if isinstance(value, Mapping):
+            return {name: copied(each) for name, each in value.items()}
+        return copy_batch(value) if dataclasses.is_dataclass(value) else value
+
+    return dataclasses.replace(batch, **{f.name: copied(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+
+
+def describe_shapes(batch: TensorBatch) -> tuple[Any, ...]:
+    """Describe what the kernels of an update depend on: which fields a batch has, and their shapes."""
+    fields = tuple(f.name for f in dataclasses.fields(batch) if getattr(batch, f.name) is not None)
+    return fields, tuple((tuple(tensor.shape), tensor.dtype) for tensor in list_tensors(batch))
+
+
+class UpdateGraph:
+    """The kernels of an update of batches of one shape: those up to the gradients' norms, and those that move the
+    weights, which the host leaves out where a gradient is not finite."""
+
+    def __init__(
+        self,
+        batch: TensorBatch,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[Tensor],
+        generator: torch.Generator,
+        pool: Any,
+        backward: _Backward,
+        clip: Callable[[], dict[str, Tensor]],
+        move: Callable[[], None],
+    ) -> None:
+        # A graph reads the memory of tensors that it was not given, such as masks that are cached: they must stay.
+        self._kept = [x for x in gc.get_objects() if type(x) is Tensor and x.is_cuda]
+        self.batch = copy_batch(batch)
+        self._inputs = list_tensors(self.batch)
+        self._rate = torch.zeros((), device=self.batch.reward.device)
+        self._to_norms, self._to_weights = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._to_norms.register_generator_state(generator)
+        with torch.cuda.graph(self._to_norms, pool=pool, capture_error_mode="thread_local"):
+            metrics, self._errors = backward([self.batch], [generator])
+            metrics = metrics | clip()
+            self._figures = torch.stack([*metrics.values()])
+        self._names = [*metrics]
+        self._gradients = [parameter.grad for parameter in parameters]
+        options = [{name: group[name] for name in ("lr", "capturable")} for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group.update(lr=self._rate, capturable=True)
+        try:
+            with torch.cuda.graph(self._to_weights, pool=pool, capture_error_mode="thread_local"):
+                move()
+        finally:
+            for group, before in zip(optimizer.param_groups, options, strict=True):
+                group.update(before)
+
+    def compute(self, batch: TensorBatch) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Compute the gradients of a batch -> (metrics and norms, TD errors of its windows)."""
+        torch._foreach_copy_(self._inputs, list_tensors(batch))
+        self._to_norms.replay()
+        return dict(zip(self._names, self._figures.clone().unbind(), strict=True)), [e.clone() for e in self._errors]
+
+    def move(self, learning_rate: float) -> None:
+        """Move the weights by what `compute` has found."""
+        self._rate.fill_(learning_rate)
+        self._to_weights.replay()
+
+
+class UpdateGraphs:
+    """The graphs of a learner, by the shapes of batches. A shape is recorded when it is met for the second time: the
+    first update of it prepares what a recording cannot, and shapes that vary are not worth one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.failure: str | None = None  # why updates are not recorded any more
+        self._graphs: dict[tuple[Any, ...], UpdateGraph] = {}
+        self._met = Counter[tuple[Any, ...]]()
+        self._pool: Any = None
+        self.generator = torch.Generator(device)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def find(self, batch: TensorBatch, record: Callable[[Any], UpdateGraph]) -> UpdateGraph | None:
+        """Find the graph for a batch; `record` makes one in a pool of memory. None: run this update as it is."""
+        shapes = describe_shapes(batch)
+        if shapes in self._graphs or self.failure is not None:
+            return self._graphs.get(shapes)
+        self._met[shapes] += 1
+        if self._met[shapes] < 2 or len(self._graphs) >= MOST_GRAPHS:
+            return None
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            self._graphs[shapes] = record(self._pool)
+        except RuntimeError as error:  # what cannot be recorded is refused by CUDA, in many words
+            self.failure = str(error).strip().partition("\n")[0]
+            return None
+        return self._graphs[shapes]
