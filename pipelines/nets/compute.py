@@ -57,7 +57,7 @@ def export_operators() -> Iterator[None]:
 
 
 def is_exporting() -> bool:
-    """Check whether a network is traced for other runtimes. `torch.compiler.is_exporting` is no substitute: up to torch
+    """Check whether a network is traced for other runtimes. `torch.compiler.is_exporting` does not say it: up to torch
     2.12 it is true in every program that `torch.compile` traces."""
     return _is_exporting
 

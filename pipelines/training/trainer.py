@@ -85,10 +85,10 @@ class Trainer:
             self._begin_warm(listener)
         if settings.agent.reference:
             self._hold_near_reference()
-        self._tell(listener)
+        self._report_notices(listener)
 
-    def _tell(self, listener: Listener) -> None:
-        """Pass on what the learner has to say, once."""
+    def _report_notices(self, listener: Listener) -> None:
+        """Report the notices of the learner, each once."""
         while self.learner.notices:
             listener(Notice(text=self.learner.notices.pop(0)))
 
@@ -217,7 +217,7 @@ class Trainer:
 
         while learner.update < target:
             self._recent.append(learner.step(draw, learnt))
-            self._tell(listener)
+            self._report_notices(listener)
             if text := self._cost.after(learner.update - first, target - first):
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
