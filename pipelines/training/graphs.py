@@ -18,6 +18,7 @@ from torch import Tensor
 from pipelines.learning.batch import TensorBatch
 
 MOST_GRAPHS = 16  # shapes of batches; of each the memory of its activations is kept
+_MOST_SHAPES = 1024  # that are remembered as met
 _Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str, Tensor], list[Tensor]]]
 
 
@@ -126,6 +127,8 @@ class UpdateGraphs:
         shapes = describe_shapes(batch)
         if shapes in self._graphs or self.failure is not None:
             return self._graphs.get(shapes)
+        if len(self._met) >= _MOST_SHAPES:
+            self._met.clear()
         self._met[shapes] += 1
         if self._met[shapes] < 2 or len(self._graphs) >= MOST_GRAPHS:
             return None

@@ -104,6 +104,7 @@ class Learner:
         varies = settings.packing or settings.activation_checkpointing or len(self.micro_batches) > 1
         if not settings.cuda_graphs or self.device.type != "cuda" or varies or ranks.count_joined() > 1:
             return None
+        self._changing = [*self.agent.parameters(), *self.agent.buffers()]  # to find them costs as much as a layer
         return UpdateGraphs(self.device)
 
     def _share_out(self) -> None:
@@ -224,7 +225,7 @@ class Learner:
 
     def _raise_versions(self) -> None:
         """Say that tensors of the agent may have changed, as a graph changes them unseen."""
-        torch.autograd.graph.increment_version([*self.agent.parameters(), *self.agent.buffers()])
+        torch.autograd.graph.increment_version(self._changing)
 
     def _weight_batches(self, batches: list[Batch]) -> list[Batch]:
         """Divide importance weights by their maximum in the update."""
