@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.learning.batch import TensorBatch
 
-MOST_GRAPHS = 16  # shapes of batches; of each the memory of its activations is kept
+_MOST_GRAPHS = 16  # shapes of batches; of each the memory of its activations is kept
 _MOST_SHAPES = 1024  # that are remembered as met
 _Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str, Tensor], list[Tensor]]]
 
@@ -25,7 +25,7 @@ _Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str,
 def list_tensors(batch: Any) -> list[Tensor]:
     """List the tensors of a batch, in the order of its fields; views and fields that share one are listed twice."""
     found: list[Tensor] = []
-    for value in _list_values(batch):
+    for value in (batch if isinstance(batch, Mapping) else vars(batch)).values():
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
@@ -33,28 +33,20 @@ def list_tensors(batch: Any) -> list[Tensor]:
     return found
 
 
-def _list_values(batch: Any) -> list[Any]:
-    return (
-        [*batch.values()] if isinstance(batch, Mapping) else [getattr(batch, f.name) for f in dataclasses.fields(batch)]
-    )
-
-
 def copy_batch(batch: Any) -> Any:
-    """Copy a batch with all its tensors, to memory that stays."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.clone(memory_format=torch.contiguous_format)
-        if isinstance(value, Mapping):
-            return {name: copied(each) for name, each in value.items()}
-        return copy_batch(value) if dataclasses.is_dataclass(value) else value
-
-    return dataclasses.replace(batch, **{f.name: copied(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+    """Copy a batch, or a part of one, with all its tensors, to memory that stays."""
+    if isinstance(batch, Tensor):
+        return batch.clone(memory_format=torch.contiguous_format)
+    if isinstance(batch, Mapping):
+        return {name: copy_batch(value) for name, value in batch.items()}
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(batch, **{name: copy_batch(value) for name, value in vars(batch).items()})
+    return batch
 
 
 def describe_shapes(batch: TensorBatch) -> tuple[Any, ...]:
     """Describe what the kernels of an update depend on: which fields a batch has, and their shapes."""
-    fields = tuple(f.name for f in dataclasses.fields(batch) if getattr(batch, f.name) is not None)
+    fields = tuple(name for name, value in vars(batch).items() if value is not None)
     return fields, tuple((tuple(tensor.shape), tensor.dtype) for tensor in list_tensors(batch))
 
 
@@ -75,16 +67,17 @@ class UpdateGraph:
     ) -> None:
         # A graph reads the memory of tensors that it was not given, such as masks that are cached: they must stay.
         self._kept = [x for x in gc.get_objects() if type(x) is Tensor and x.is_cuda]
-        self.batch = copy_batch(batch)
-        self._inputs = list_tensors(self.batch)
-        self._rate = torch.zeros((), device=self.batch.reward.device)
+        static = copy_batch(batch)
+        self._inputs = list_tensors(static)
+        self._rate = torch.zeros((), device=static.reward.device)
         self._to_norms, self._to_weights = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._to_norms.register_generator_state(generator)
         with torch.cuda.graph(self._to_norms, pool=pool, capture_error_mode="thread_local"):
-            metrics, self._errors = backward([self.batch], [generator])
+            metrics, self._errors = backward([static], [generator])
             metrics = metrics | clip()
             self._figures = torch.stack([*metrics.values()])
         self._names = [*metrics]
+        # Their memory is the graphs' own for as long as they are referred to.
         self._gradients = [parameter.grad for parameter in parameters]
         options = [{name: group[name] for name in ("lr", "capturable")} for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -130,7 +123,7 @@ class UpdateGraphs:
         if len(self._met) >= _MOST_SHAPES:
             self._met.clear()
         self._met[shapes] += 1
-        if self._met[shapes] < 2 or len(self._graphs) >= MOST_GRAPHS:
+        if self._met[shapes] < 2 or len(self._graphs) >= _MOST_GRAPHS:
             return None
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

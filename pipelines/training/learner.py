@@ -199,12 +199,12 @@ class Learner:
         self.agent.sequence.require_time(batch.last_time)
         generator = self.graphs.generator
 
-        def seed() -> None:
+        def set_seeds() -> None:
             generator.manual_seed(generators[0].initial_seed())
             torch.manual_seed(dropout_seeds[0])
 
         def record(pool: Any) -> UpdateGraph:
-            seed()
+            set_seeds()
             self._raise_versions()  # what was kept before is not part of the graph
             try:
                 return UpdateGraph(
@@ -217,7 +217,7 @@ class Learner:
 
         graph = self.graphs.find(batch, record)
         if graph is not None:
-            seed()
+            set_seeds()
         elif self.graphs.failure is not None:
             self.notices.append(f"train.cuda_graphs: cannot record an update ({self.graphs.failure}); going on without")
             self.graphs = None
