@@ -115,27 +115,36 @@ def check_known(registry: Registry) -> AfterValidator:
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Write a line for each error in `error`; keys are dotted, starting at `prefix`."""
-    lines = []
+    """Write a line for each wrong key in `error`; keys are dotted, starting at `prefix`."""
+    unknown: dict[str, str] = {}
+    faults: dict[str, list[Any]] = {}
     for fault in error.errors(include_url=False):
         parts, fields = _spell(model, fault["loc"])
         key = ".".join([*([prefix] if prefix else []), *parts])
         if fault["type"] == "extra_forbidden":
-            lines.append(describe_unknown_key(key, parts[-1], fields))
-            continue
+            unknown[key] = describe_unknown_key(key, parts[-1], fields)
+        faults.setdefault(key, []).append(fault)
+    return [unknown.get(key) or f"{key or 'document'}: {_explain(several)}" for key, several in faults.items()]
+
+
+def _explain(faults: list[Any]) -> str:
+    """Explain why one key's value is refused: a fault, or one of each type that the value might have."""
+    for fault in faults:
         if fault["type"] == "value_error":  # one of our own messages, which includes the input
-            lines.append(f"{key or 'document'}: {fault['msg'].removeprefix('Value error, ')}")
-            continue
-        message = fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "")  # the empty choice means: not given
-        if fault["type"] in ("model_type", "model_attributes_type"):
-            message = "input should be a table"
-        given = fault.get("input")
-        if isinstance(given, str | int | float | bool):
-            message += f", got {given!r}"
-        if fault["type"] == "bool_type" and str(given).lower() in ("true", "false"):
-            message += f"; write {str(given).lower()}"
-        lines.append(f"{key or 'document'}: {message}")
-    return lines
+            return str(fault["msg"].removeprefix("Value error, "))
+    if any(fault["type"] in ("model_type", "model_attributes_type") for fault in faults):
+        message = "input should be a table"
+    else:  # the empty choice means: not given
+        of_type = [fault for fault in faults if not fault["type"].endswith(("_type", "literal_error"))]
+        faults = of_type or faults  # that -1 is no text, either, helps nobody
+        first, *others = [fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "") for fault in faults]
+        message = " or ".join([first, *(other.removeprefix("input should be ") for other in others)])
+    given = faults[0].get("input")
+    if isinstance(given, str | int | float | bool):
+        message += f", got {given!r}"
+    if any(fault["type"] == "bool_type" for fault in faults) and str(given).lower() in ("true", "false"):
+        message += f"; write {str(given).lower()}"
+    return message
 
 
 def describe_unknown_key(key: str, name: str, known: Iterable[str]) -> str:
@@ -158,6 +167,7 @@ def _spell(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], 
     parts: list[str] = []
     fields: list[str] = []
     choice = [model]
+    is_choice = False
     for part in location:
         if len(choice) > 1:  # the part is the tag of a member, a value of one of its `Literal` fields
             choice = [
@@ -166,11 +176,15 @@ def _spell(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], 
                 if any(part in typing.get_args(field.annotation) for field in member.model_fields.values())
             ] or choice[:1]
             continue
+        if is_choice and not choice:
+            break  # the rest names a type, of those between which a value may choose
         parts.append(str(part))
         if isinstance(part, str) and choice:
             known = choice[0].model_fields
             fields = list(known)
-            choice = find_models(known[part].annotation) if part in known else []
+            annotation = known[part].annotation if part in known else None
+            choice = find_models(annotation)
+            is_choice = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return parts, fields
 
 

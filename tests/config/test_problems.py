@@ -87,3 +87,20 @@ def test_a_complaint_of_our_own_is_shown_as_it_is(key: str, value: str) -> None:
     (line,) = describe_errors(caught.value, Settings)
     assert line.startswith(f"agent.{key}: unknown ")
     assert line.endswith("or module:attr" if value == "lstm" else "did you mean 'actor-critic'?")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("agent.entropy_weight", ".1", "input should be a valid number or 'auto', got '.1'"),
+        ("agent.entropy_weight", -1, "input should be greater than or equal to 0, got -1.0"),
+        ("collect.explore", "true", "input should be a valid boolean or 'auto', got 'true'; write true"),
+        ("collect.steps", "few", "input should be a whole number from 1 to 9223372036854775807, or 'auto', got 'few'"),
+    ],
+)
+def test_a_value_that_may_have_several_types_has_one_error(key: str, value: object, expected: str) -> None:
+    document: dict[str, object] = {}
+    assign(document, key.split("."), value)
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(document)
+    assert describe_errors(caught.value, Settings) == [f"{key}: {expected}"]
