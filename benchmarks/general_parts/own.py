@@ -43,19 +43,22 @@ def list_assignments(setting: str, value: Any) -> Iterator[str]:
 
 
 def play(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Train for the job's CPU seconds, all processes included, and evaluate the result both ways."""
+    """Train for the job's CPU seconds, all processes included, and evaluate both ways the checkpoint that the run has
+    marked as its best by evaluations on training tasks, the last one if it has marked none."""
     task, run = load_tasks()[job["task"]], folder / "general"
     command = amago_command(task, seconds=job["seconds"], seed=job["seed"], run=run)
     spent = train(command, seconds=job["seconds"], environment=environment)
     lines = [line for line in MetricsLog(run / "metrics.jsonl").read() if line.get("stage") == "train"]
     last = lines[-1] if lines else {}
-    scores = {way: _evaluate(run, flag, job["episodes"], environment) for way, flag in _WAYS.items()}
+    checkpoint = "best" if (run / "checkpoints" / "best").exists() else "latest"
+    scores = {way: _evaluate(run, checkpoint, flag, job["episodes"], environment) for way, flag in _WAYS.items()}
     settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     return {
         "settings": {name: value for name, value in settings.items() if name != "seed"},
         "env_steps": int(last.get("env_steps", 0)),
         "updates": int(last.get("update", 0)),
         "train_cpu_seconds": round(spent, 2),
+        "checkpoint": checkpoint,
         "curve": curve(run, lines),
         **scores,
     }
@@ -108,8 +111,9 @@ def curve(run: Path, lines: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [found[update] for update in sorted(found)]
 
 
-def _evaluate(run: Path, flag: str, episodes: int, environment: Mapping[str, str]) -> float:
+def _evaluate(run: Path, checkpoint: str, flag: str, episodes: int, environment: Mapping[str, str]) -> float:
     """Return the mean return of whole episodes of the test side, as `amago evaluate` reports it."""
-    command = [*_AMAGO, "evaluate", str(run), flag, "--episodes", str(episodes), "--output", "json"]
+    words = ["--checkpoint", checkpoint, "--episodes", str(episodes), "--output", "json"]
+    command = [*_AMAGO, "evaluate", str(run), flag, *words]
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=True)
     return round(float(json.loads(done.stdout)["metrics"]["return_mean"]), 4)
