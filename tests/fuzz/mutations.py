@@ -14,8 +14,8 @@ from random import Random
 import pyarrow as pa
 import tomli_w
 
-from pipelines.files.checksums import seal
-from pipelines.lake import footer
+from pipelines.files.checksums import checksum, seal
+from pipelines.lake import footer, log
 from tests.fuzz.datasets import odd_table
 from tests.fuzz.odd import ODD, Mutation, changed_bytes, odd, places_in, scramble
 
@@ -122,6 +122,30 @@ def changed_footer(path: Path, rng: Random) -> None:
             for batch in chosen:
                 writer.write_batch(batch)
     path.write_bytes(sink.getvalue().to_pybytes())
+
+
+def changed_log(path: Path, rng: Random) -> None:
+    """Entries of the lake's log that say other things, with the checksum that fits them."""
+    record = json.loads(path.read_bytes())
+    part = rng.choice(["entries", "entries", "entries", "restart"])
+    record[part] = odd(record[part], rng)
+    path.write_text(json.dumps({**record, "crc": log._compute_crc(record["entries"])}))
+
+
+def changed_manifest(path: Path, rng: Random) -> None:
+    """A manifest with other lines or values, under the name that its content has."""
+    content = path.read_bytes()
+    path.unlink()
+    header, _, values = content.partition(b"\n")
+    kind = rng.randrange(3)
+    if kind == 0:
+        content = scramble(content, rng)
+    elif kind == 1:
+        content = header + b"\n" + scramble(values, rng)
+    else:
+        text = json.dumps(odd(json.loads(header), rng)).encode()
+        content = text.ljust(len(header)) + b"\n" + values
+    path.with_name(f"{checksum(content)[:32]}.manifest").write_bytes(content)
 
 
 def odd_schema(path: Path, rng: Random) -> None:

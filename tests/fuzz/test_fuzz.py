@@ -29,6 +29,7 @@ SECONDS = 60.0  # CPU time of one command: far more than any takes
 GROWTH_KIB = 1 << 20
 Command = Sequence[object]
 TRAIN = ("train", "--from-lake", "small", "--encoder", "feedforward", *tiny(), "-q", "--steps")
+CARTPOLE = ("--env", "gym:CartPole-v1", "--actors", 2)
 INFO = ("lake", "info", "small")
 LINEAGE = ("lake", "lineage", "small")
 SAMPLE = ("lake", "sample", "small", "--limit", 1)
@@ -68,6 +69,15 @@ class Target:
 
 _CHECKPOINT = "small/checkpoints/000003"
 _READ = (INFO, sql("select * from trajectories"), sql("select sum(reward) from steps"), VERIFY, (*TRAIN, 4), SAMPLE)
+_READ_WORN = (
+    ("lake", "info", "worn"),
+    ("lake", "sql", "worn", "select sum(reward), count(distinct trajectory) from steps"),
+    ("lake", "verify", "worn"),
+    ("lake", "compact", "worn", "--grace", "0s", "--settle", "0s", "-q"),
+    ("lake", "expire", "worn", "--max-steps", 100, "--purge", "-q"),
+    ("lake", "copy", "worn", "copied", "-q"),
+    ("train", "--from-lake", "worn", "--encoder", "feedforward", *tiny(), "-q", "--steps", 1, "--run", "other"),
+)
 TARGETS = {
     "run.json": Target(
         "small/run.json",
@@ -118,6 +128,9 @@ TARGETS = {
     "odd schema": Target("small/lake/schemas/*.json", mutations.odd_schema, _READ),
     "segment": Target("small/lake/segments/*/*.arrow", mutations.changed_footer, (*_READ, LINEAGE)),
     "segment's bytes": Target("small/lake/segments/*/*.arrow", odd.changed_bytes, _READ),
+    "log": Target("worn/log/*.json", mutations.changed_log, _READ_WORN),
+    "log's bytes": Target("worn/log/*.json", odd.changed_bytes, _READ_WORN),
+    "manifest": Target("worn/manifests/*", mutations.changed_manifest, _READ_WORN),
     "npz": Target("npz/*.npz", datasets.changed_npz, (taken("npz:npz"),)),
     "hdf5": Target(
         "hdf5/*.hdf5",
@@ -147,15 +160,21 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run with a lake, a checkpoint, an evaluation and a bundle; its trajectories in other formats."""
+    """A run with a lake, a checkpoint, an evaluation and a bundle; its trajectories in other formats. Beside it a lake
+    that was maintained."""
     home, before = tmp_path_factory.mktemp("prepared"), Path.cwd()
     os.chdir(home)
     try:
         for command in (
-            ("collect", "--env", "gym:CartPole-v1", "--run", "small", "--steps", 200, "--actors", 2, "-q"),
+            ("collect", *CARTPOLE, "--run", "small", "--steps", 200, "-q"),
             (*TRAIN, 3),
             EVALUATE,
             ("export", "small", "-q"),
+            *(("collect", *CARTPOLE, "--lake", "worn", "--steps", 200, "--seed", seed, "-q") for seed in (1, 2)),
+            ("lake", "compact", "worn", "-q"),
+            ("collect", *CARTPOLE, "--lake", "worn", "--steps", 200, "--seed", 3, "-q"),
+            ("lake", "expire", "worn", "--where", "length < 12", "--purge", "-q"),  # writes a manifest, too
+            ("lake", "expire", "worn", "--where", "length < 15", "-q"),
             *(("export", "small/lake", "--format", form, "--to", form, "-q") for form in ("npz", "hdf5", "parquet")),
             ("export", "small/lake", "--format", "minari", "--to", "minari-v0", "-q"),
         ):
