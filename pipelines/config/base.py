@@ -136,7 +136,7 @@ def _explain(faults: list[Any]) -> str:
         message = "input should be a table"
     else:  # the empty choice means: not given
         of_type = [fault for fault in faults if not fault["type"].endswith(("_type", "literal_error"))]
-        faults = of_type or faults  # that -1 is no text, either, helps nobody
+        faults = of_type or faults  # where -1 is too small, it is of no use that it is not a text
         first, *others = [fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "") for fault in faults]
         message = " or ".join([first, *(other.removeprefix("input should be ") for other in others)])
     given = faults[0].get("input")
