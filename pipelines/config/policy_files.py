@@ -77,8 +77,8 @@ class _BundleRecord(Form):
     agent: dict[str, Any]
     context_length: int = Field(ge=1)
     greedy: bool
-    update: int = 0
-    env: dict[str, Any] = Field(default_factory=dict)
+    update: int = Field(ge=0)
+    env: dict[str, Any]
 
 
 def read_record(directory: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.export.policy_bundle import load_policy
 from pipelines.export.verification import verify
 from pipelines.files.checksums import seal
+from tests.cli.conftest import Amago, amago  # noqa: F401
 from tests.fuzz.odd import ODD, places_in
 from tests.tiers import examples
 
@@ -26,13 +27,14 @@ ZOO = Path(__file__).parents[2] / "pipelines/zoo/tmaze"
 HUGE = (10**6, 10**9, 10**12, 2**62, 10**30)
 
 
-def forge(folder: Path, **changes: Any) -> Path:
+def forge(folder: Path, *, without: str = "", **changes: Any) -> Path:
     """Write a copy of a bundle of the zoo with changes to policy.json, and with its checksums."""
     if not folder.exists():
         shutil.copytree(ZOO, folder)
     record = json.loads((ZOO / "policy.json").read_bytes())
     files = {name: (folder / name).read_bytes() for name in record.pop("files")}
     record.pop("checksum")
+    record.pop(without, None)
     (folder / "policy.json").write_bytes(seal(record | changes, files))
     return folder
 
@@ -103,6 +105,15 @@ def test_widths_are_those_of_the_weights(tmp_path: Path, allocated: list[int], v
     with pytest.raises(IntegrityError, match="is damaged"):
         load_policy(forge(tmp_path / "forged", agent=agent))
     assert sum(allocated) == 0
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "greedy"])
+def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, amago: Amago, name: str) -> None:
+    folder = forge(tmp_path / "forged", without=name)
+    with pytest.raises(IntegrityError, match="is damaged"):
+        load_policy(folder)
+    assert amago("evaluate", folder, "--episodes", 1).code == 4
+    assert amago("export", folder, "--to", "copy").code == 4
 
 
 @examples(200)
