@@ -19,7 +19,7 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.export.policy_bundle import load_policy
 from pipelines.export.verification import verify
 from pipelines.files.checksums import seal
-from tests.cli.conftest import Amago, amago  # noqa: F401
+from tests.cli.conftest import call
 from tests.fuzz.odd import ODD, places_in
 from tests.tiers import examples
 
@@ -108,12 +108,12 @@ def test_widths_are_those_of_the_weights(tmp_path: Path, allocated: list[int], v
 
 
 @pytest.mark.parametrize("name", [*FIELDS, "greedy"])
-def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, amago: Amago, name: str) -> None:
+def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, name: str) -> None:
     folder = forge(tmp_path / "forged", without=name)
     with pytest.raises(IntegrityError, match="is damaged"):
         load_policy(folder)
-    assert amago("evaluate", folder, "--episodes", 1).code == 4
-    assert amago("export", folder, "--to", "copy").code == 4
+    assert call("evaluate", folder, "--episodes", 1).code == 4
+    assert call("export", folder, "--to", tmp_path / "copy").code == 4
 
 
 @examples(200)
