@@ -162,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(outcome, ranks.Launch):
                 return outcome.run()
             if not is_main():
+                ranks.end(0)
                 return 0
             if (then := getattr(outcome, "then", None)) is None:
                 output_of(invocation).show(outcome)
@@ -174,12 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not (invocation.json or invocation.quiet) and (step := suggest_command(outcome)) is not None:
                 print(escaping.line(f"next: {step}"), file=sys.stderr)
             _remember(outcome)
+            ranks.end(0)
             return 0
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt, Stopped) as error:
             code = errors.report(error, invocation)
-            ranks.end_failed(code)
+            ranks.end(code)
             return code
     except BrokenPipeError:
         # The reader closed the pipe, as in `amago lake sql ... | head`; the exit code is that of SIGPIPE.

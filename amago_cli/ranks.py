@@ -155,11 +155,11 @@ def reports(failure: Failure) -> bool:
     return False
 
 
-def end_failed(code: int) -> None:
-    """End this process at once with `code` if it is connected to other ranks: threads of gloo that wait for one that
-    has ended would abort the interpreter's exit (SIGABRT)."""
+def end(code: int) -> None:
+    """End this process at once with `code` if it has been connected to other ranks: threads of gloo that wait for one
+    that has ended, or have not yet let go of their last tensors, would abort the interpreter's exit (SIGABRT)."""
     module = sys.modules.get("pipelines.nets.ranks")
-    if module is not None and module.count_joined() > 1:
+    if module is not None and module.has_joined():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

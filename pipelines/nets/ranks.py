@@ -1,8 +1,8 @@
 """Processes that train together (data parallelism), as torchrun and similar launchers start them.
 
 The launcher's environment is the interface: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that is
-alone communicates nothing. Every function here except `list_micro_batches`, `count_joined`, `find_own_rows` and
-`is_sharded` is a collective: all ranks must call it, in the same order.
+alone communicates nothing. Every function here except `list_micro_batches`, `count_joined`, `has_joined`,
+`find_own_rows` and `is_sharded` is a collective: all ranks must call it, in the same order.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pipelines.config.host import count_ranks, find_host_ranks, get_rank, is_mai
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
+_has_joined = False  # ever, in this process
 _POLL_SECONDS = 0.02
 _ORDER, _DONE, _FAILED = 1.0, 0.0, -1.0
 _ORDER_TIMEOUT = datetime.timedelta(days=365)
@@ -51,6 +52,11 @@ class ReportedElsewhere(AmagoError):
 def count_joined() -> int:
     """Count the ranks; 1 before `join`."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def has_joined() -> bool:
+    """Check whether this process has been connected to other ranks, even if it has left them."""
+    return _has_joined
 
 
 def join(device: torch.device, *, timeout_seconds: float) -> None:
@@ -85,6 +91,8 @@ def join(device: torch.device, *, timeout_seconds: float) -> None:
         timeout=timeout,
         device_id=own,
     )
+    global _has_joined
+    _has_joined = True
 
 
 def meet(store: Store, rank: int, size: int, *, timeout_seconds: float) -> str:
