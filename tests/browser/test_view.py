@@ -56,6 +56,17 @@ def longest(lake: Lake) -> str:
     return str(next(iter(lake.sql("select uid from trajectories where length = 30 and base_uid is null")))["uid"])
 
 
+COUNT_INK = """(canvas, ink) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    const near = [0, 1, 2].every((part) => Math.abs(data[at + part] - ink[part]) < 30);
+    if (near && data[at + 3] > 128) found += 1;
+  }
+  return found;
+}"""
+
+
 def until(page: Any, condition: str) -> None:
     """Wait for a condition, given as a function: the page's policy forbids to evaluate text."""
     page.wait_for_function(f"() => {condition}")
@@ -358,6 +369,16 @@ def test_pages_are_accessible_and_fit(browser: Browser, server: Served, longest:
         colour = opened.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         assert (colour == "rgb(20, 23, 27)") == dark
         assert opened.accessibility_problems() == []
+
+
+@pytest.mark.parametrize(("dark", "ink"), [(False, (77, 85, 96)), (True, (169, 177, 187))])
+def test_axes_have_labels_in_the_colour_of_the_theme(
+    browser: Browser, server: Served, longest: str, dark: bool, ink: tuple[int, int, int]
+) -> None:
+    for opened in (open_list(browser, server, dark=dark), open_one(browser, server, f"uid={longest}", dark=dark)):
+        opened.page.wait_for_selector("canvas[role=img]")
+        counts = [canvas.evaluate(COUNT_INK, ink) for canvas in opened.page.locator("canvas[role=img]").all()]
+        assert max(counts) > 50, counts
 
 
 def test_the_theme_can_be_switched_and_is_remembered(browser: Browser, server: Served) -> None:

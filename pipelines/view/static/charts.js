@@ -10,12 +10,20 @@ export const isDark = () => {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
-export const quiet = () => getComputedStyle(document.documentElement).getPropertyValue("--ink-soft").trim();
+/** Look up a colour of the style sheet: a variable's own value is text, which may depend on the theme. */
+function colourOf(variable) {
+  const probe = make("i");
+  probe.style.color = `var(${variable})`;
+  document.body.append(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+export const quiet = () => colourOf("--ink-soft");
 export const colours = () => COLOURS[isDark() ? "dark" : "light"];
 
 function config() {
-  const style = getComputedStyle(document.documentElement);
-  const [ink, faint] = [quiet(), style.getPropertyValue("--line").trim()];
+  const [ink, faint] = [quiet(), colourOf("--line")];
   const font = getComputedStyle(document.body).fontFamily;
   return {
     background: "transparent",
