@@ -128,6 +128,8 @@ def _tabulate(
     shared = {group.scored_on for group in groups if group.scores}
     columns = ["group", "runs", f"{statistic} of {metric}", "95% low", "95% high", "lowest", "highest"]
     columns += ["scored on"] if len(shared) > 1 else []
+    are_mixed = len({frozenset(group.scores) for group in groups if group.scores}) > 1
+    columns += ["environments"] if are_mixed else []
     if over:
         columns += ["P(better than the first)", "95%"]
     rows = []
@@ -137,9 +139,12 @@ def _tabulate(
         row = [group.name, runs, *((score.value, score.low, score.high) if score else (None, None, None))]
         row += [min(values, default=None), max(values, default=None)]
         row += [group.scored_on] if len(shared) > 1 else []
+        row += ["; ".join(group.scores)] if are_mixed else []
         if over:
             chance = over.get(group.name)
             bounds = f"{chance.low:.2f} to {chance.high:.2f}" if chance and chance.low is not None else ""
             row += [f"{chance.value:.2f}" if chance else "", bounds]
         rows.append(row)
-    return [Table(title=f"scored on {shared.pop()}" if len(shared) == 1 else "", columns=columns, rows=rows)]
+    title = [f"scored on {shared.pop()}"] if len(shared) == 1 else []
+    title += ["in different environments, whose scores are of different scales"] if are_mixed else []
+    return [Table(title=", ".join(title), columns=columns, rows=rows)]

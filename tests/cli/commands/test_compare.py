@@ -55,3 +55,16 @@ def test_without_evaluations_there_is_nothing_to_compare(amago: Amago) -> None:
     assert "amago evaluate" in missing.json["error"]["hint"]
     assert amago("compare", "nowhere").code == 3
     assert amago("compare").code == 2
+
+
+def test_groups_of_different_environments_name_them(amago: Amago) -> None:
+    for corridor in (5, 20):
+        for seed in range(2):
+            settings = {"seed": seed, "env": {"name": "tmaze", "corridor": corridor}, "size": "tiny" if corridor == 5 else ""}
+            make_run(Path(f"runs/{corridor}-{seed}"), scores={10: 0.5}, settings=settings)
+    shown = amago("compare", "runs")
+    assert shown.code == 0
+    assert "in different environments, whose scores are of different scales" in shown.out
+    rows = list(csv.DictReader(io.StringIO(amago("compare", "runs", "--output", "csv").out)))
+    assert {row["environments"] for row in rows} == {"tmaze corridor=5", "tmaze corridor=20"}
+    assert "environments" not in amago("compare", "runs/5-*").out
