@@ -58,9 +58,9 @@ def test_without_evaluations_there_is_nothing_to_compare(amago: Amago) -> None:
 
 
 def test_groups_of_different_environments_name_them(amago: Amago) -> None:
-    for corridor in (5, 20):
+    for corridor, size in ((5, "tiny"), (20, "")):
         for seed in range(2):
-            settings = {"seed": seed, "env": {"name": "tmaze", "corridor": corridor}, "size": "tiny" if corridor == 5 else ""}
+            settings = {"seed": seed, "env": {"name": "tmaze", "corridor": corridor}, "size": size}
             make_run(Path(f"runs/{corridor}-{seed}"), scores={10: 0.5}, settings=settings)
     shown = amago("compare", "runs")
     assert shown.code == 0
