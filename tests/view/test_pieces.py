@@ -78,7 +78,7 @@ def test_any_piece_of_an_episode_gives_access_to_all_its_rows(stored) -> None:
 @pytest.mark.system
 def test_versions_of_an_episode_are_shown_once_and_where_they_begin(tmp_path: Path) -> None:
     goals = {"name": "goal-frozen-lake"}
-    collect.run(tiny(env=goals, collect={"steps": 100, "chunk_steps": 3}), lake=tmp_path / "lake")
+    collect.run(tiny(env=goals, collect={"steps": 300, "chunk_steps": 3}), lake=tmp_path / "lake")
     relabel.run(tiny(env=goals, relabel={"relabeler": "hindsight:future", "copies": 3}), lake=tmp_path / "lake")
     lake = Lake(tmp_path / "lake")
     viewer = LakeViewer(lake)
