@@ -158,10 +158,8 @@ def reports(failure: Failure) -> bool:
 def end(code: int) -> None:
     """End this process at once with `code` if it has been connected to other ranks: threads of gloo that wait for one
     that has ended, or have not yet let go of their last tensors, would abort the interpreter's exit (SIGABRT)."""
-    from pipelines.config.host import count_ranks
-
     module = sys.modules.get("pipelines.nets.ranks")
-    if count_ranks() > 1 and module is not None and module.has_joined():
+    if module is not None and module.count_ranks() > 1 and module.has_joined():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
