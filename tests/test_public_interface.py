@@ -22,6 +22,7 @@ from tests.cli.commands.test_run import RECIPE
 from tests.lake.factories import fill
 
 
+@pytest.mark.system
 def test_every_public_name_is_there_and_is_imported_when_it_is_used() -> None:
     assert all(hasattr(pipelines, name) for name in pipelines.__all__)
     assert set(pipelines.__all__) <= set(dir(pipelines))

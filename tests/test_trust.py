@@ -98,6 +98,7 @@ def require_trust_is_asked_for(amago: Amago, command: list[Any], executed: Path)
     assert executed.exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("command", "agent"), crossed(READERS_OF_POLICIES, AGENTS), ids=named)
 def test_a_checkpoint_imports_nothing(
     amago: Amago,  # noqa: F811
@@ -243,6 +244,7 @@ def test_acting_with_a_bundle_imports_nothing(
     assert not Path("acted").exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_bundle_s_environment_imports_nothing(amago: Amago, small: Path, executed: Path, name: str) -> None:  # noqa: F811
     assert amago("export", "small", "--to", "eb").code == 0

@@ -178,6 +178,7 @@ def test_common_options_are_taken_before_and_after_the_command(amago: Amago, wor
         assert done.json is not None
 
 
+@pytest.mark.system
 def test_options_before_and_after_the_command_mean_the_same(amago: Amago) -> None:
     words = ("collect", "--env", "bandit", "--run", "r", "--dry-run")
     after = amago(*words, "--set", "collect.actors=3", "--output", "json").json

@@ -59,6 +59,7 @@ TOMLS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", TOMLS)
 def test_a_bad_configuration_is_one_line(amago: Amago, tmp_path: Path, kind: str) -> None:
     make, code, words = TOMLS[kind]

@@ -47,6 +47,7 @@ def windows(batch):
         yield int(batch.start[i]), {name: values[i, :rows] for name, values in batch.columns.items()}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("chunk_steps", [0, 3])
 @pytest.mark.parametrize("placement", some(["uniform", "full"], 0))
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("params", "good"), crossed(OPTIONS, [0.8, 0.0]), ids=str)
 def test_equals_the_literal_lake(params, good):
     env = make("meta-frozen-lake", num_envs=9, seed=3, params=params)

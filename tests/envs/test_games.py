@@ -97,6 +97,7 @@ def test_games_are_those_of_a_literal_version(name: str) -> None:
     np.testing.assert_array_equal(totals, [board.rewards for board in boards])
 
 
+@pytest.mark.system
 def test_the_expert_of_tic_tac_toe_keeps_what_minimax_says_in_every_position() -> None:
     game = LineGame(_RULES["tic-tac-toe"], 1)
     one, waiting, met = np.zeros(1, int), [(FREE * 9, "X")], set()

@@ -30,6 +30,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 CASES = [(name, {}) for name in BUILT_IN] + list(PARAMS.items())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("name", "params"), CASES, ids=str)
 def test_every_built_in_draws_itself_and_stays_as_it_was(name: str, params: dict[str, Any]) -> None:
     shown, plain = (make(name, num_envs=3, seed=4, params=params, drawn=True) for _ in range(2))

@@ -26,6 +26,7 @@ def repeated(times: int, *, name: str, workers: int = 0, **params: Any) -> Itera
         yield env
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_plays_as_an_environment_with_attempts_of_its_own(workers: int) -> None:
     own = make("dark-room", num_envs=6, seed=3, params={"size": 5, "attempt_steps": 4, "attempts": 3})

@@ -49,6 +49,7 @@ def afresh(env):
     return env
 
 
+@pytest.mark.system
 def test_what_is_played_is_what_is_played_here(shared):
     here = make(WALK, num_envs=7, seed=3)
     assert shared.spec == here.spec
@@ -158,6 +159,7 @@ def test_a_part_with_workers_of_its_own_tells_when_they_have_answered():
     env.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", some([1, 64], 1))
 def test_tasks_that_are_named_are_played(cores):
     names = first_tasks("tmaze", 8, seed=0)[::-1][:2]
@@ -170,6 +172,7 @@ def test_tasks_that_are_named_are_played(cores):
     env.close()
 
 
+@pytest.mark.system
 def test_the_expert_is_asked_in_its_process():
     env, here = WorkerEnv("tmaze", num_envs=3, workers=1, seed=0), make("tmaze", num_envs=3, seed=0)
     assert env.has_expert

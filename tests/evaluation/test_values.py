@@ -69,6 +69,7 @@ def test_later_steps_are_judged_from_the_latter_half_of_a_window(tmp_path: Path)
     np.testing.assert_allclose(figures["q"][4], second["q"][0, 2], atol=1e-6)
 
 
+@pytest.mark.system
 def test_who_cannot_judge_is_named(tmp_path: Path) -> None:
     clone = trained(tmp_path / "clone", agent={"kind": "behaviour-cloning"})
     with pytest.raises(UsageError, match="a behaviour-cloning agent has no critics"):

@@ -18,6 +18,7 @@ __all__ = ["amago"]  # the fixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.system
 def test_the_loop_of_the_documentation_shows_what_training_showed(
     amago: Amago, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,6 +196,7 @@ def test_unusual_encodings_do_not_hide_external_tensors(name: str) -> None:
         require_own_tensors(content)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "content",
     [

@@ -116,6 +116,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, name: str) -> No
     assert call("export", folder, "--to", tmp_path / "copy").code == 4
 
 
+@pytest.mark.system
 @examples(200)
 @given(st.data())
 def test_a_changed_record_is_refused_or_loads_within_the_size_of_its_weights(

@@ -32,6 +32,7 @@ def bundle(tmp_path: Path, **tables: object) -> Path:
     return export.run(settings, run=tmp_path / "run").outputs[0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "env",
     [

@@ -45,6 +45,7 @@ def test_the_zoo_is_complete_and_packaged() -> None:
         }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", some(NAMES, 0))
 def test_each_policy_verifies(name: str) -> None:
     found = verify(places.locate_in_zoo(name), trust=False)

@@ -24,6 +24,7 @@ def exported(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
+@pytest.mark.system
 def test_it_names_every_file_and_column(exported: Path) -> None:
     document = json.loads((exported / "croissant.json").read_text())
     files = {each["@id"]: each for each in document["distribution"] if each["@type"] == "cr:FileObject"}

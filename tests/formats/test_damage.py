@@ -84,6 +84,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("form", EXPORTED)
 def test_flipped_bytes_are_refused_or_change_nothing(tmp_path: Path, form: str, schema: Schema) -> None:

@@ -59,6 +59,7 @@ def test_bounds_texts_seeds_and_what_is_said_come_out_again(tmp_path: Path, thei
             assert found["infos/success"][()].any() == told["infos/success"][()].any()
 
 
+@pytest.mark.system
 def test_an_episode_has_the_seed_of_its_reset(tmp_path: Path) -> None:
     env = {"name": "gym:CartPole-v1"}
     collect.run(tiny(env=env, collect={"steps": 120, "actors": 2, "workers": 1}), lake=tmp_path / "lake")

@@ -185,6 +185,7 @@ def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path,
     assert set_aside > trials(200, quick=5) * 0.7
 
 
+@pytest.mark.system
 @pytest.mark.trials
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
@@ -210,6 +211,7 @@ def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: P
         assert not verify(Lake(path)).corrupt
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", [flipped, cut])
 @pytest.mark.parametrize(
     "pattern",
@@ -248,6 +250,7 @@ def litter(folder: Path) -> None:
     os.mkfifo(folder / "pipe.arrow")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "folder", [".", "wal", "tmp", "locks", "schemas", "segments", "segments/*", "log", "quarantine"]
 )

@@ -48,6 +48,7 @@ def test_any_range_is_what_was_written(tmp_path_factory, rows: int, columns: lis
         np.testing.assert_array_equal(rows_of(file, column, start, stop), truth[column.name][start:stop])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("shape", "rows"), [((64, 64, 3), 21), ((84, 84, 4), 9), ((1024,), 32), ((400, 400, 3), 1)], ids=str
 )

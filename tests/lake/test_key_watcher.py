@@ -66,6 +66,7 @@ def requests(storage: MemoryStorage) -> int:
     return count
 
 
+@pytest.mark.system
 def test_a_look_at_an_hour_of_a_hundred_thousand_segments_is_two_requests(storage: MemoryStorage, clock: Clock) -> None:
     count = 100_000
     old = [id_at(NOW - 3500 + 3499 * i / count, number=i) for i in range(count)]

@@ -42,6 +42,7 @@ def expected(run: Path) -> dict[str, int]:
     return first
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_the_first_update_is_that_of_the_lineage(runs: Path, rewritten: bool) -> None:
     lake = Lake(runs / "a")

@@ -34,6 +34,7 @@ def dead_writer(lake: Lake, count: int, *, schema=SCHEMA) -> tuple[dict[str, dic
     return written, next((lake.path / "wal").iterdir())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "images"])
 def test_salvage_seals_what_a_dead_writer_logged_once(lake: Lake, schema) -> None:
     written, log = dead_writer(lake, 7, schema=schema)

@@ -34,6 +34,7 @@ def policies(lake: Lake) -> list[str]:
     return sorted(lake.storage.names("policies/run-1"))
 
 
+@pytest.mark.system
 def test_what_is_published_is_what_acts(lake: Lake) -> None:
     assert find_newest(lake) is None
     writer = PolicyWriter(lake, "run-1")

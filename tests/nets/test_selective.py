@@ -69,6 +69,7 @@ def test_it_is_a_sound_operator():
     torch.library.opcheck(torch.ops.amago.selective_scan.default, parts)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("slowest", some([1e-3, 30.0], 0))
 def test_long_windows_neither_overflow_nor_lose_what_they_remember(slowest):
     """Decays next to one over thousands of tokens, and decays that are zero in float32."""

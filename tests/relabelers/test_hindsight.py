@@ -18,6 +18,7 @@ from tests.tiers import examples
 STRATEGIES = ("final", "future", "random")
 
 
+@pytest.mark.system
 @examples(15)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES))
 def test_replay_through_the_goal_rule_and_the_literal_environment(seed, strategy):

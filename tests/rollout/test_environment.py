@@ -55,6 +55,7 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
     assert sized(settings(name, steps=steps)).actors == actors
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("milliseconds", "length", "collect", "actors"),
     some(
@@ -133,6 +134,7 @@ def test_a_run_goes_on_with_the_steps_that_it_began_with():
     assert sized(settings(), {"collect": {"steps": 700, "actors": 2}}).steps == 700
 
 
+@pytest.mark.system
 def test_a_chain_counts_all_its_epochs(tmp_path):
     document = {
         "env": {"name": "tmaze"},
@@ -196,6 +198,7 @@ def test_workers_have_a_millisecond_of_work_each(seconds, actors, cores, expecte
     assert share_out(seconds, actors=actors, cores=cores) == expected
 
 
+@pytest.mark.system
 def test_a_trial_finds_out_what_a_step_takes():
     slow = try_out(make(WALK, num_envs=1, seed=0, params={"seconds": 2e-3}))
     assert slow is not None
@@ -251,6 +254,7 @@ def test_a_trial_does_not_wait_for_an_end_that_is_far(monkeypatch):
     assert far.length is None
 
 
+@pytest.mark.system
 def test_environments_are_where_they_are_asked_to_be():
     here, there = (make_env(settings("tmaze").env, actors=2, seed=0, workers=count) for count in (0, 1))
     assert not isinstance(here, WorkerEnv)

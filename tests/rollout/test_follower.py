@@ -78,6 +78,7 @@ def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
     assert set(versions(home / "c")) == {("random", -1), (identity, 3), (identity, 6)}
 
 
+@pytest.mark.system
 def test_a_follower_gives_each_checkpoint_once_and_looks_no_more_often_than_it_is_told(home: Path) -> None:
     learn(home, 3)
     with collector_at(home) as collector:
@@ -107,6 +108,7 @@ def test_the_draws_of_a_new_checkpoint_go_on_where_those_of_the_last_ended(home:
         np.testing.assert_array_equal(after, before)
 
 
+@pytest.mark.system
 def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(home: Path) -> None:
     """The actions after a reload are those of a policy that was given the episode's steps one by one."""
     learn(home, 3)
@@ -234,6 +236,7 @@ def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) ->
             follower.first()
 
 
+@pytest.mark.system
 def test_a_store_that_cannot_be_read_is_said_once_and_acting_goes_on(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

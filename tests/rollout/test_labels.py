@@ -44,6 +44,7 @@ def settings(**collect_settings: Any) -> Settings:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("chunk", [0, 4])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_labels_are_the_experts_actions(tmp_path: Path, chunk: int, workers: int) -> None:

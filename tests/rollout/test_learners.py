@@ -254,6 +254,7 @@ def test_a_resumed_learner_knows_what_its_history_teaches(tmp_path: Path, table:
             assert int(acted[int(history.split("/")[1])]) in each.best(state)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "own",
     [{"learner": {"epsilon_steps": 500}}, {"policy": "learner:ppo", "learner": {"ppo": {"steps": 64}}}],

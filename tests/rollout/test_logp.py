@@ -135,6 +135,7 @@ def test_pieces_have_the_log_probabilities_of_whole_episodes() -> None:
     np.testing.assert_array_equal(joined[LOGP], same.columns[LOGP])
 
 
+@pytest.mark.system
 def test_parts_have_the_log_probabilities_of_all_actors(tmp_path: Path) -> None:
     stored = []
     for workers in (0, 2):

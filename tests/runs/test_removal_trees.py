@@ -90,6 +90,7 @@ def in_the_way(target: Path, runs: list[Path]) -> bool:
     return False
 
 
+@pytest.mark.system
 @examples(300)
 @given(TREES, st.data())
 def test_a_run_goes_alone_or_not_at_all(

@@ -107,6 +107,7 @@ def test_evaluations_of_other_standards_change_nothing(added: list[Any]) -> None
         assert read(runs) == before
 
 
+@pytest.mark.system
 @given(st.lists(st.tuples(st.integers(0, 500), st.floats(-9, 9)), max_size=8, unique_by=lambda each: each[0]))
 @examples(10)
 def test_evaluations_of_another_split_do_not_change_scores(added: list[tuple[int, float]]) -> None:

@@ -71,6 +71,7 @@ def test_evaluations_of_another_form_are_listed_as_damaged(tmp_path: Path, damag
     assert len(run.damaged_evaluations) == 1
 
 
+@pytest.mark.system
 def test_reading_runs_imports_neither_torch_nor_pyarrow() -> None:
     code = (
         "import sys, pipelines.runs.stored, pipelines.runs.find; print({'torch', 'pyarrow', 'duckdb'} & {*sys.modules})"

@@ -51,6 +51,7 @@ def test_random_actions_are_legal(tmp_path: Path, action: str) -> None:
         collect.run(settings(action, agent={}), run=tmp_path / "other")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("told", some([LEGAL, {}], 1))
 def test_a_trained_policy_explores_legally_even_where_only_its_run_knows_the_column(
     tmp_path: Path, told: dict[str, Any]

@@ -85,6 +85,7 @@ def test_runs_of_one_name_on_one_lake_count_their_own_steps(tmp_path: Path) -> N
     assert collect.run(tiny(), run=tmp_path / "x" / "a", lake=tmp_path / "lake").status == "skipped"
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("trained")
 def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "other", lake=tmp_path / "run/lake")
@@ -108,6 +109,7 @@ def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
     assert told[-1] == (other.identity, str(tmp_path / "other"), "tmaze", 2)
 
 
+@pytest.mark.system
 def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "run")
     expert = collect.run(tiny(collect={"policy": "expert"}), lake=tmp_path / "run/lake").metrics["collector"]
@@ -182,6 +184,7 @@ def test_a_run_is_one_policy_from_wherever_it_is_named(tmp_path: Path, monkeypat
     assert collect.run(tiny(collect={"policy": "run@6"}), lake=tmp_path / "lake").status == "skipped"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", some(["run", "lake"], 0))
 def test_adding_collects_more_each_time(tmp_path: Path, place: str) -> None:
     taken = [collect.run(tiny(collect={"steps": 20}), **{place: tmp_path / "x"}, add=True).metrics for _ in range(3)]
@@ -290,6 +293,7 @@ def test_one_collector_at_a_time(tmp_path: Path, place: str) -> None:
         collect.run(tiny(), **places, listener=again)
 
 
+@pytest.mark.system
 def test_a_bounded_lake_keeps_the_newest_and_the_target_counts_what_went(tmp_path: Path) -> None:
     settings = tiny(collect={"steps": 2000, "seal_seconds": 0.01}, lake={"max_steps": 300, "grace_seconds": 0.0})
     result = collect.run(settings, run=tmp_path / "run")

@@ -127,6 +127,7 @@ def test_a_damaged_evaluation_is_made_again(run: Path) -> None:
     assert again.metrics == first.metrics
 
 
+@pytest.mark.system
 def test_only_tasks_of_chosen_trajectories_are_played_each_told_apart(tmp_path: Path) -> None:
     collect.run(tiny(collect={"steps": 400}), run=tmp_path / "run")
     train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
@@ -141,6 +142,7 @@ def test_only_tasks_of_chosen_trajectories_are_played_each_told_apart(tmp_path: 
     assert other.status == "done"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("tasks", "error", "message"),
     [

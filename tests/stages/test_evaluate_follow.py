@@ -41,6 +41,7 @@ class Training:
             self.end()
 
 
+@pytest.mark.system
 def test_each_checkpoint_is_evaluated_once(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list_checkpoints(trained / "checkpoints")[-1]
     training = Training(trained, [before + 3, before + 6], monkeypatch)

@@ -59,6 +59,7 @@ def figures(path: Path) -> dict[str, Any]:
     return {"metrics": report["metrics"], "known": report["known"]}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", [{"actors": 4, "episodes": 6}, SAMPLED], ids=["greedy", "sampled"])
 def test_scores_are_the_same_to_the_bit_with_and_without_videos(
     run: Path, written: dict[str, list[np.ndarray]], how: dict[str, Any]

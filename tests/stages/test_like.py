@@ -111,6 +111,7 @@ def test_expired_trajectories_are_counted_and_nothing_is_written(trained: Path, 
     assert not (run / "checkpoints").exists()
 
 
+@pytest.mark.system
 def test_predicate_that_depends_on_what_was_added_is_refused(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     where = "length >= (select avg(length) from trajectories)"

@@ -100,6 +100,7 @@ def test_trajectories_are_those_of_the_lake_at_that_update(home: Path) -> None:
     assert set(trajectories(home / "b", "6")) == {uid for uid, version in rows if version == 3}
 
 
+@pytest.mark.system
 def test_a_chain_that_feeds_itself_ends(home: Path) -> None:
     collect.run(tiny(collect={"steps": 140, "policy": f"{home}/a@6"}), run=home / "a")
     learn(home / "a", home / "a" / "lake", 9)
@@ -132,6 +133,7 @@ def test_what_expired_is_gone_with_its_reason(home: Path) -> None:
     assert drawn.trajectories == before - 1
 
 
+@pytest.mark.system
 def test_derived_trajectories_show_their_method_and_their_bases(tmp_path: Path) -> None:
     document = {**TINY, "env": {"name": "goal-frozen-lake", "size": 3, "holdout": 0}}
     settings = resolve(document, env_model=find_env_model)

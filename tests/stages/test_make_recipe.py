@@ -268,6 +268,7 @@ def settle_over(given: Mapping[str, Any], document: Mapping[str, Any]) -> Settin
     return resolve(merge(document, given), env_model=find_env_model)
 
 
+@pytest.mark.system
 def test_measuring_can_be_interrupted() -> None:
     heard: list[Event] = []
 
@@ -281,6 +282,7 @@ def test_measuring_can_be_interrupted() -> None:
         measure_env(env, CollectSettings(), seconds=60, listener=stop)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["gym:CartPole-v1", "gym:Pendulum-v1", "tests.cli.sorter:Sorter"])
 def test_rates_of_any_actions(name: str) -> None:
     document = {"env": {"name": name}, "size": "tiny", "collect": {"actors": 2, "workers": 0}}

@@ -102,6 +102,7 @@ def test_added_columns_are_read_and_queried(lake: Lake) -> None:
     assert query(lake, text)[1] == [(10, 30)]
 
 
+@pytest.mark.system
 def test_repeating_fills_what_is_new_once_with_whatever_value(lake: Lake) -> None:
     fill(lake, [3, 5])
     assert add(lake, WIND, where="length = 3")["trajectories"] == 1
@@ -126,6 +127,7 @@ def test_nothing_is_relabelled_where_all_lack_an_added_column(lake: Lake, relabe
         add(lake, relabeler)
 
 
+@pytest.mark.system
 def test_collector_that_shows_more_is_refused_with_the_way_out_and_then_trained_on(tmp_path: Path) -> None:
     run, lake = tmp_path / "run", tmp_path / "lake"
     collect.run(tiny(env={"name": ENV}, collect={"steps": 40}), run=run, lake=lake)

@@ -200,6 +200,7 @@ def test_collecting_goes_on_without_labels_alone(tmp_path: Path) -> None:
 HISTORIES = {"tasks": 3, "copies": 2, "steps": 840, "actors": "auto"}
 
 
+@pytest.mark.system
 def test_final_labels_are_what_the_whole_history_teaches(tmp_path: Path) -> None:
     """As the textbook's Q-learning, one history at a time."""
     place = tmp_path / "lake"
@@ -221,6 +222,7 @@ def test_final_labels_are_what_the_whole_history_teaches(tmp_path: Path) -> None
     assert label(place, "final")["trajectories"] == 0
 
 
+@pytest.mark.system
 def test_final_labels_of_networks_are_their_likeliest_actions(tmp_path: Path) -> None:
     place, chosen = tmp_path / "lake", {"ppo": {"steps": 32, "learning_rate": 0.02}}
     wanted = {**HISTORIES, "policy": "learner:ppo", "learner": chosen}

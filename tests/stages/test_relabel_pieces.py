@@ -62,6 +62,7 @@ def test_hindsight_sees_the_whole_episode(tmp_path: Path, pieces: Lake) -> None:
     assert query(pieces, "select max(chunks) from episodes where base_uid is not null")[1][0][0] > 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("strategy", ["future", "random"])
 def test_derived_episodes_obey_the_goal_rule_and_times_go_on(pieces: Lake, strategy: str) -> None:
     relabelled(pieces, relabeler=f"hindsight:{strategy}", copies=3)

@@ -78,6 +78,7 @@ def test_recipes_of_the_built_in_environments_see_whole_episodes(recipe: str, ex
     assert not heard
 
 
+@pytest.mark.system
 def test_a_longer_corridor_is_seen_whole_by_a_chain_and_by_train(tmp_path: Path) -> None:
     long = tiny(env={"corridor": 33}, train={"context_length": "auto", "steps": 2}, collect={"steps": 160})
     stages = long.model_copy(update={"stages": tiny(stages=[{"stage": "collect"}, {"stage": "train"}]).stages})
@@ -92,6 +93,7 @@ def test_a_longer_corridor_is_seen_whole_by_a_chain_and_by_train(tmp_path: Path)
     assert window(tmp_path / "run") == 34
 
 
+@pytest.mark.system
 def test_a_training_goes_on_with_the_window_that_it_began_with(tmp_path: Path) -> None:
     auto = tiny(train={"context_length": "auto", "steps": 2})
     collect.run(tiny(), lake=tmp_path / "lake")
@@ -129,6 +131,7 @@ def test_an_evaluation_elsewhere_than_in_training_is_told(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.system
 def test_several_environments_of_a_lake_are_told(tmp_path: Path) -> None:
     for corridor in (4, 7):
         collect.run(tiny(env={"corridor": corridor}), lake=tmp_path / "lake")
@@ -142,6 +145,7 @@ def test_several_environments_of_a_lake_are_told(tmp_path: Path) -> None:
     assert "not in 'tmaze'" in warnings(heard)[0]
 
 
+@pytest.mark.system
 def test_the_environment_of_a_foreign_lake_is_not_imported(tmp_path: Path) -> None:
     collect.run(tiny(), lake=tmp_path / "lake")
     lake = Lake(tmp_path / "lake")

@@ -54,6 +54,7 @@ def finished(_finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_finished, tmp_path / "run", symlinks=True))
 
 
+@pytest.mark.system
 def test_chains_report_steps_of_unfinished_episodes_and_whether_critics_can_tell_actions_apart(tmp_path: Path) -> None:
     walk = {"name": "tests.envs.breaking:Walk", "length": 40}
     settings = tiny(env=walk, epochs=2, stages=[{"stage": "collect", "steps": 160}, {"stage": "train", "steps": 2}])
@@ -148,6 +149,7 @@ def test_a_chain_writes_a_page_and_records_where_its_time_went(tmp_path: Path) -
     assert (run / "report.html").exists()
 
 
+@pytest.mark.system
 def test_a_chain_writes_no_page_where_none_is_wanted(finished: Path) -> None:
     assert not one_epoch().report
     assert not (finished / "report.html").exists()

@@ -137,6 +137,7 @@ def test_discrete_policies_are_sampled_and_checked_the_other_way_at_the_end(tmp_
     assert bundle.read(export_of(run, tmp_path / "bundle")).greedy is False
 
 
+@pytest.mark.system
 def test_continuous_policies_are_greedy(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chain.run(make(PENDULUM, epochs=1, evaluate={"episodes": 12}), run=run)
@@ -150,6 +151,7 @@ def export_of(run: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.system
 def test_who_chooses_how_to_act_gets_that_alone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chain.run(make(LAKE, epochs=1, evaluate={"episodes": 8, "greedy": True}), run=run)
@@ -175,6 +177,7 @@ def test_both_ways_are_shown_where_they_differ() -> None:
     assert [row[0] for row in rows] == ["return", "return (greedy play, 50 episodes)"]
 
 
+@pytest.mark.system
 def test_a_best_checkpoint_of_other_tasks_is_not_compared(tmp_path: Path) -> None:
     """Choosing by tasks for testing, which a user may ask for, starts over instead of mixing both."""
     run = tmp_path / "run"
@@ -185,6 +188,7 @@ def test_a_best_checkpoint_of_other_tasks_is_not_compared(tmp_path: Path) -> Non
     assert (best["update"], best["split"]) == (2, "test")
 
 
+@pytest.mark.system
 def test_card_and_page_show_one_evaluation_that_of_the_run(tmp_path: Path) -> None:
     """Not that of the proof, which has fewer episodes; unless the run has none of this policy as it acts."""
     run, proof = tmp_path / "run", {"evaluations": {"original": {"return_mean": 0.1, "episodes": 32}}}

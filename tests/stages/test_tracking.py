@@ -44,6 +44,7 @@ def test_training_is_the_same_to_the_bit_and_goes_to_the_tracker(tmp_path: Path)
     assert tracker.ending == "finished"
 
 
+@pytest.mark.system
 def test_a_resume_and_an_evaluation_continue_in_the_same_place(tmp_path: Path) -> None:
     run = tmp_path / "run"
     collect.run(tiny(), run=run)

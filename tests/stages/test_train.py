@@ -173,6 +173,7 @@ def test_trajectories_beyond_the_learned_positions_are_refused_at_the_start(tmp_
         assert (tmp_path / f"run-{rows}" / "checkpoints").exists() is not refused
 
 
+@pytest.mark.system
 def test_a_fresh_start_forgets_the_evaluations_of_what_it_replaces(tmp_path: Path, lake: Path) -> None:
     for fresh in (False, True):
         train.run(tiny(seed=int(fresh)), run=tmp_path / "run", lakes=[(lake, 1.0)], fresh=fresh)
@@ -194,6 +195,7 @@ def same_training(a: Path, b: Path) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("prefetch", some([0, 1, 3], 1))
 def test_batches_read_ahead_change_nothing(tmp_path: Path, lake: Path, prefetch: int) -> None:
     two_parts = {"grad_accumulation": 2, "prefetch": prefetch}
@@ -213,6 +215,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.system
 def test_a_resumed_mixture_with_priorities_equals_an_uninterrupted_one(tmp_path: Path, lake: Path) -> None:
     collect.run(tiny(seed=5), lake=tmp_path / "other")
     lakes = [(lake, 0.8, 0.2), (tmp_path / "other", 0.2)]
@@ -270,6 +273,7 @@ def test_a_selection_of_nothing_is_said(tmp_path: Path, lake: Path) -> None:
         train.run(tiny(train={"where": "length > 1000000"}), run=tmp_path / "run", lakes=[(lake, 1.0)])
 
 
+@pytest.mark.system
 def test_a_follower_waits_for_a_lake_and_takes_in_what_comes(tmp_path: Path) -> None:
     """The lake is begun while the trainer waits for it, and filled twice more while it trains."""
     told: list[Event] = []
@@ -313,6 +317,7 @@ def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path)
     same_training(tmp_path / "plain", tmp_path / "follows")
 
 
+@pytest.mark.system
 def test_a_follower_that_selects_what_is_new_trains_as_one_that_selects_everything(
     tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_run_has_the_network_of_the_source_whatever_the_lake_was_collected_for(t
     assert RunDirectory(run).load_document()["agent"] == RunDirectory(trained).load_document()["agent"]
 
 
+@pytest.mark.system
 def test_checkpoint_is_pinned_and_a_repeated_command_resumes(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "new"
     stages.train(trained, run=run, steps=1, settings={"init.source": str(trained)})

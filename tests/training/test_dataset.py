@@ -35,6 +35,7 @@ def is_part_of_any(batch, window, wanted):
     )
 
 
+@pytest.mark.system
 def test_windows_are_parts_of_the_trajectories_that_match(lake):
     wanted = list(trajectories(lake, "length > 9"))
     assert 0 < len(wanted) < len(list(trajectories(lake)))

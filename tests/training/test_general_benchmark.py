@@ -288,6 +288,7 @@ def test_benchmark_runs_amago_for_seconds(tmp_path):
     assert len(found["settings_digest"]) == 12
 
 
+@pytest.mark.system
 def test_unknown_task_is_refused():
     words = [sys.executable, "benchmarks/general.py", "run", "--task", "cartpol"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -112,6 +112,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_sharding(tmp_path: Path,
     assert_same_checkpoint(tmp_path / "one", tmp_path)
 
 
+@pytest.mark.system
 def test_one_process_with_sharding_is_one_without() -> None:
     plain, alone = (learner(sharding=sharding, ema_decay=0.9) for sharding in ("none", "fsdp"))
     for update in range(3):

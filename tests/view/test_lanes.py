@@ -127,6 +127,7 @@ def test_unknown_trajectories_are_missing(lake: Lake) -> None:
         StepReader(lake).find("' or true --")
 
 
+@pytest.mark.system
 def test_a_trajectory_is_found_again_after_compaction(lake: Lake) -> None:
     written = fill(lake, [3, 4, 5, 6], seal_every=1)
     reader = StepReader(lake)

@@ -210,6 +210,7 @@ def test_the_lake_is_described(filled: Lake) -> None:
     assert found["environments"] == ["play"]
 
 
+@pytest.mark.system
 def test_pages_are_filtered_and_sorted(filled: Lake) -> None:
     found = client(filled).get("/api/trajectories", params={"where": "length > 3", "order": "-length"}).json()
     assert [row[found["columns"].index("length")] for row in found["rows"]] == [9, 5]
@@ -242,6 +243,7 @@ def query(lake: Lake, sql: str) -> Any:
     return client(lake).post("/api/sql", json={"sql": sql})
 
 
+@pytest.mark.system
 def test_a_query_is_answered(filled: Lake) -> None:
     found = query(filled, "select task, length from trajectories order by length").json()
     assert found == {"columns": ["task", "length"], "rows": [["one", 5], ["two", 9]], "more": False, "warnings": []}

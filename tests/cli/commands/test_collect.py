@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Amago
 
 
+@pytest.mark.system
 def test_steps_land_in_the_lake_of_a_run_named_after_the_environment(amago: Amago) -> None:
     done = amago("collect", "--env", "gym:CartPole-v1", "--steps", 100, "--actors", 4, "--output", "json")
     assert done.code == 0, done.err

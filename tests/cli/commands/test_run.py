@@ -112,6 +112,7 @@ def test_a_profile_has_a_directory_of_its_own(amago: Amago, recipe: Path) -> Non
     assert (same.json["status"], same.json["run"]) == ("skipped", "runs/short-smoke")
 
 
+@pytest.mark.system
 def test_a_profile_is_recorded_and_its_run_is_not_taken_for_another(amago: Amago, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("[[stages]]", SMOKE + "[[stages]]", 1))
     assert amago("run", recipe, "--profile", "smoke", "--run", "mine").code == 0

@@ -26,6 +26,7 @@ stages = [
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("tasks", ["3", '"tasks.json"', '["goal=0,1", "goal=2,0"]'])
 def test_a_chain_of_histories_is_repeated_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str

@@ -181,6 +181,7 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
     assert "random" in own("runs", "a").out
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

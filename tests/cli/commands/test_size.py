@@ -98,6 +98,7 @@ def test_a_run_that_collected_by_a_recipe_has_the_network_of_the_recipe(amago: A
     assert found["size"] == ""
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("no_gpu")
 def test_a_recipe_without_a_network_is_tiny_also_when_it_is_run_again(
     amago: Amago, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,7 @@ def test_following_can_be_switched_on_for_a_run_that_goes_on(amago: Amago, small
     assert (more.code, more.json["metrics"]["updates"]) == (0, 4), more.err
 
 
+@pytest.mark.system
 def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small: Path) -> None:
     lakes = 'train.lakes=["{run}/lake:0.25", "small:0.75"]'
     assert amago("train", "--run", "none").code == 2
@@ -175,6 +176,7 @@ def test_adding_updates_trains_as_many_more_each_time(amago: Amago, small: Path)
     assert amago(*words, "--add", 0).code == 2
 
 
+@pytest.mark.system
 def test_a_run_that_was_copied_with_its_links_followed_goes_on(amago: Amago, small: Path) -> None:
     words = ("--episodes", 1, "--set", "evaluate.mark_best=true", "-q")
     assert amago("evaluate", small, *words).code == 0

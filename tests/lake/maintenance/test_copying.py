@@ -297,6 +297,7 @@ def expire_all(lake: Lake, where: str) -> None:
     compact(lake, grace_seconds=0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("where", ["", "length > 5"], ids=["all", "some"])
 @pytest.mark.parametrize("gone", ["length = 7", "true"], ids=["one", "every"])
 def test_what_expired_in_the_target_does_not_return(lake: Lake, target: Lake, where: str, gone: str) -> None:

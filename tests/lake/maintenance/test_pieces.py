@@ -52,6 +52,7 @@ def test_compaction_keeps_episodes(lakes: tuple[Lake, Lake]) -> None:
     assert not verify(pieces).corrupt
 
 
+@pytest.mark.system
 def test_a_copy_has_the_same_episodes_and_one_piece_brings_the_others(lakes: tuple[Lake, Lake], tmp_path: Path) -> None:
     whole, pieces = lakes
     target = Lake.create(tmp_path / "copy")
@@ -101,6 +102,7 @@ def test_an_episode_is_as_old_as_its_newest_piece(lakes: tuple[Lake, Lake]) -> N
     assert left == [(n, True) for n in (12, 20)] or left == [(n, True) for n in (9, 12, 20)]
 
 
+@pytest.mark.system
 def test_pieces_of_a_writer_that_was_killed_are_saved(lakes: tuple[Lake, Lake], tmp_path: Path) -> None:
     whole, pieces = lakes
     lake = Lake.create(tmp_path / "killed")

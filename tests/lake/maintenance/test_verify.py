@@ -180,6 +180,7 @@ def test_what_was_made_into_another_segment_is_not_counted_twice(lake: Lake) -> 
     assert (report.segments_checked, report.trajectories) == (4, 3)
 
 
+@pytest.mark.system
 def test_a_segment_overwritten_by_another_one_is_found(lake: Lake) -> None:
     """By one of another writer, or by another one of the same writer: all checksums fit."""
     lost = list(fill(lake, [5, 6, 7], seal_every=1))

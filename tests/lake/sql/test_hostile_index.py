@@ -42,6 +42,7 @@ def foreign(lake: Lake, tmp_path: Path) -> Lake:
     return lake
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("trick", TRICKS)
 def test_an_index_that_is_not_as_we_write_it_is_thrown_away_unread(foreign: Lake, tmp_path: Path, trick: str) -> None:
     index, expected = foreign.path / "index.duckdb", catalog.query(foreign, EVERYTHING)

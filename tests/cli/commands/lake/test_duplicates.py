@@ -23,6 +23,7 @@ def twins(amago: Amago) -> None:
     collect(amago, "three", seed=3)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("twins")
 def test_merging_lakes_of_the_same_seed_names_the_collectors_that_played_the_same(amago: Amago) -> None:
     count = len(Lake("one").sql("select 1 from trajectories"))
@@ -59,6 +60,7 @@ def test_duplicates_are_those_of_equal_content(amago: Amago) -> None:
     assert find_duplicates(lakes[:1]) == []
 
 
+@pytest.mark.system
 def test_collector_that_repeats_another_one_is_warned_and_found(amago: Amago) -> None:
     words = ("collect", "--env", "gym:CartPole-v1", "--lake", "lake", "--steps", 120, "--actors", 3)
     first = amago(*words, "--run", "one")

@@ -59,6 +59,7 @@ def test_values_are_shown_as_lines_and_step_by_step(amago: Amago, small: Path) -
     assert {row[1] for row in rows} <= {"0", "1"}
 
 
+@pytest.mark.system
 def test_values_in_json_are_those_of_every_step_and_discount(amago: Amago, small: Path) -> None:
     said = amago("lake", "sample", small, "-k", 2, "--values", f"{small}@3", "--output", "json").json
     discounts = said["values"]["discounts"]

@@ -72,6 +72,7 @@ def test_rows_go_to_a_file_as_columns(amago: Amago, small: Path, form: str) -> N
     assert os.listdir("new") == [file.name]
 
 
+@pytest.mark.system
 def test_csv_goes_to_a_file_or_a_pipe(amago: Amago, small: Path) -> None:
     rows = amago("lake", "sql", small, STEPS, "--output", "json").json
     done = amago("lake", "sql", small, STEPS, "--output", "csv", "--to", "steps.csv")
@@ -134,6 +135,7 @@ def shell(line: str, place: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["bash", "-c", line], capture_output=True, check=False, env=names, cwd=place)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_damaged_segment_is_reported_with_the_rows(amago: Amago, tmp_path: Path, form: str) -> None:
     lake = Lake.create(tmp_path / "damaged")
