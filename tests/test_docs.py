@@ -61,6 +61,7 @@ def test_links_of_the_repository_lead_to_pages_of_the_site(site: ModuleType, pag
     assert site.for_site(f"[text]({link})", page) == f"[text]({target})"
 
 
+@pytest.mark.system
 def test_readme_names_recipes_with_the_extras_they_need() -> None:
     rows = re.findall(r"^\|(?:[^|]*\|){4}([^|]*)\|([^|]*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     shown = {

@@ -60,6 +60,7 @@ def test_every_public_name_has_an_example_and_it_runs(tmp_path: Path, monkeypatc
             assert (failed, tried > 0) == (0, True), "".join(shown)
 
 
+@pytest.mark.system
 def test_a_recipe_is_run_asked_and_its_policy_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("short.toml").write_text(RECIPE + '[[stages]]\nstage = "export"\nstart_epoch = -1\n')

@@ -256,11 +256,13 @@ def test_a_bundle_s_environment_imports_nothing(amago: Amago, small: Path, execu
     assert executed.exists()
 
 
+@pytest.mark.system
 def test_what_is_typed_is_imported(amago: Amago, small: Path, executed: Path) -> None:  # noqa: F811
     amago("evaluate", "small", "--env", "evil:Anything", "--episodes", 1)
     assert executed.exists()
 
 
+@pytest.mark.system
 def test_what_a_recipe_names_is_imported(amago: Amago, executed: Path) -> None:  # noqa: F811
     Path("mine.toml").write_text('env.name = "evil:Anything"\n[[stages]]\nstage = "collect"\n')
     amago("run", "mine.toml")
@@ -299,6 +301,7 @@ def here(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # no
     sys.modules.pop("evil", None)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_typed_module_is_found_in_the_current_directory(amago: Amago, here: Path, workers: int) -> None:  # noqa: F811
     before = list(sys.path)
@@ -307,6 +310,7 @@ def test_a_typed_module_is_found_in_the_current_directory(amago: Amago, here: Pa
     assert sys.path == [*before, str(Path.cwd())], "installed modules come first"
 
 
+@pytest.mark.system
 def test_a_module_that_a_run_names_is_not_found_in_the_current_directory(
     amago: Amago,  # noqa: F811
     small: Path,  # noqa: F811
@@ -319,6 +323,7 @@ def test_a_module_that_a_run_names_is_not_found_in_the_current_directory(
     assert str(Path.cwd()) not in sys.path
 
 
+@pytest.mark.system
 def test_the_current_directory_is_not_searched_for_a_module_that_is_not_in_it(amago: Amago) -> None:  # noqa: F811
     before = list(sys.path)
     refused = amago("collect", "--env", "nowhere_to_be_found:Thing")

@@ -183,6 +183,7 @@ def newer_segment(lake: Path, monkeypatch: pytest.MonkeyPatch, amago: Amago) -> 
     return new
 
 
+@pytest.mark.system
 def test_a_newer_segment_is_named_and_left_as_it_is(amago: Amago, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = newer_segment(lake, monkeypatch, amago)
     content = new.read_bytes()

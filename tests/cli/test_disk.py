@@ -69,6 +69,7 @@ def test_a_read_only_disk_is_named_and_can_still_be_asked(amago: Amago, disk: Pa
     assert amago("lake", "sql", disk / "a", count, "--output", "json").json == [{"n": 40}]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("left", some([8, 24, 40], 1))
 def test_a_disk_that_fills_up_keeps_the_checkpoint_and_the_bundle_there_were(
     amago: Amago, disk: Path, small: Path, left: int

@@ -142,6 +142,7 @@ FILES = (
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("pattern", FILES)
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(amago: Amago, small: Path, pattern: str) -> None:
     if "index" in pattern:

@@ -103,6 +103,7 @@ def find(window: dict[str, np.ndarray], whole: dict[str, dict[str, np.ndarray]])
     ]
 
 
+@pytest.mark.system
 def test_every_step_is_shown_equally_often(lake: Lake) -> None:
     fill_histories(lake, {"a": [3, 2, 4], "b": [5]})
     sampler = make_sampler(lake, 4)

@@ -90,6 +90,7 @@ def digest(start, window):
     return start, b"".join(name.encode() + np.ascontiguousarray(window[name]).tobytes() for name in sorted(window))
 
 
+@pytest.mark.system
 def test_a_share_of_the_windows_and_of_the_trajectories(tmp_path: Path) -> None:
     # 40 trajectories: their uids, which decide, differ from run to run
     collect.run(tiny(env=ENVS["mazerunner"], collect={"steps": 1200}), lake=tmp_path / "lake")

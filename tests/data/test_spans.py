@@ -121,6 +121,7 @@ def test_what_is_new_falls_to_hosts_without_moving_most_of_the_rest(lake: Lake) 
     assert len(after) > 1.5 * len(before)
 
 
+@pytest.mark.system
 def test_hosts_agree_after_a_compaction(lake: Lake) -> None:
     """The order is that of the files, wherever they were listed first."""
     fill(lake, LENGTHS * 4, seal_every=1)

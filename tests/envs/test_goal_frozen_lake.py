@@ -20,6 +20,7 @@ def literal_of(env):
     return one
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("params", "good"), crossed([{"size": 3}, {"size": 4, "max_episode_steps": 6}, {"size": 6}], [0.7, 0.0]), ids=str
 )

@@ -134,6 +134,7 @@ def test_what_cannot_be_used_is_refused(name, params, error, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasiums_default_plays_whole_episodes(vectorization):
     """The bare environments are the judge: a step that only resets would be a row more."""

@@ -61,6 +61,7 @@ def test_players_who_did_not_meet_are_compared_through_others() -> None:
     np.testing.assert_allclose(found, [step, 0, -step], atol=1e-6)
 
 
+@pytest.mark.system
 def test_intervals_contain_the_truth_about_as_often_as_they_say() -> None:
     rng, truth, hits, trials = np.random.default_rng(1), np.array([120.0, -20.0, -100.0]), 0, 60
     for _ in range(trials):

@@ -18,6 +18,7 @@ def playing(num_envs: int, name: str = "meta-frozen-lake", params: dict | None =
     return env, RandomPolicy(env.spec.spaces.action, seed=3)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("num_envs", "wanted"), [(4, [0, 1, 2]), (2, [0, 1, 2, 3, 4]), (3, [5])], ids=["few", "more than actors", "later"]
 )

@@ -44,6 +44,7 @@ def found(home: Path) -> dict[str, np.ndarray]:
     return values(trajectory, lake.only_schema())
 
 
+@pytest.mark.system
 def test_a_trajectory_within_the_window_is_one_window(tmp_path: Path) -> None:
     home = trained(tmp_path / "run", train={"context_length": 5})
     expected, figures = judged(home, 0, 5), found(home)
@@ -53,6 +54,7 @@ def test_a_trajectory_within_the_window_is_one_window(tmp_path: Path) -> None:
         np.testing.assert_allclose(figure, expected[name][0], atol=1e-6, err_msg=name)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("window", some([1, 2, 3, 4], 0, 2))
 def test_without_memory_windows_make_no_difference(tmp_path: Path, window: int) -> None:
     agent = {"sequence": {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 8}}
@@ -62,6 +64,7 @@ def test_without_memory_windows_make_no_difference(tmp_path: Path, window: int) 
         np.testing.assert_allclose(figures[name], expected[name][0], atol=1e-5, err_msg=name)
 
 
+@pytest.mark.system
 def test_later_steps_are_judged_from_the_latter_half_of_a_window(tmp_path: Path) -> None:
     home = trained(tmp_path / "run", train={"context_length": 4})  # of five steps: the windows [0, 4) and [2, 5)
     first, second, figures = judged(home, 0, 4), judged(home, 2, 5), found(home)
@@ -83,6 +86,7 @@ def test_who_cannot_judge_is_named(tmp_path: Path) -> None:
         Values(str(tmp_path / "none"))
 
 
+@pytest.mark.system
 def test_a_part_of_a_trajectory_is_at_its_place_in_time(tmp_path: Path) -> None:
     home = trained(tmp_path / "run", train={"context_length": 9})
     lake, values = Lake(home), Values(str(home))

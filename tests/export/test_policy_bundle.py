@@ -64,6 +64,7 @@ def test_a_bundle_equals_the_trained_policy_over_whole_episodes(tmp_path: Path, 
     assert episodes or "Pendulum" in env["name"]
 
 
+@pytest.mark.system
 def test_the_bundles_own_loader_drives_a_gymnasium_environment(tmp_path: Path) -> None:
     path = bundle(tmp_path, env={"name": "gym:CartPole-v1"}) / "policy.py"
     spec = importlib.util.spec_from_file_location("bundle_policy", path)
@@ -138,6 +139,7 @@ def test_damage_and_absence_are_named(tmp_path: Path) -> None:
         load_policy(path.parent)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["weights.safetensors", "policy.json", "policy.py"])
 def test_any_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
     path = bundle(tmp_path) / name

@@ -44,6 +44,7 @@ def test_it_names_every_file_and_column(exported: Path) -> None:
     assert repeated == ["obs"]
 
 
+@pytest.mark.system
 def test_it_says_how_the_data_came_to_be(exported: Path) -> None:
     document = json.loads((exported / "croissant.json").read_text())
     lake = Lake(exported.parent / "lake")
@@ -55,6 +56,7 @@ def test_it_says_how_the_data_came_to_be(exported: Path) -> None:
     assert document["rai:dataManipulationProtocol"] == f"Relabelled by: scale:2/0 ({count // 2:,})."
 
 
+@pytest.mark.system
 def test_an_altered_description_is_found(exported: Path) -> None:
     listed = json.loads((exported / "dataset.json").read_text())["files"]
     assert listed["croissant.json"] == hashlib.sha256((exported / "croissant.json").read_bytes()).hexdigest()

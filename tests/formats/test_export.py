@@ -79,6 +79,7 @@ def test_several_spaces_have_files_of_their_own(lake: Lake, tmp_path: Path) -> N
     assert names == {f"steps-{schema.id[:8]}-00000.parquet" for schema in (SCHEMA, MIXED)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", ["npz", "parquet"])
 def test_the_same_again_writes_nothing_and_more_writes_what_is_missing(lake: Lake, tmp_path: Path, form: str) -> None:
     uids = list(fill(lake, [3, 4]))

@@ -186,6 +186,7 @@ def test_a_folder_of_vintix_has_a_history_in_each_file(tmp_path: Path) -> None:
     assert caught.value.hint == "name the folder of one task: ant"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("make", [xland, lambda path: vintix(path, [3, 1, 4, 2, 6], group=4)], ids=["xland", "vintix"])
 def test_reading_goes_on_from_any_number(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     name = make(tmp_path / "x.h5")

@@ -74,6 +74,7 @@ def test_an_episode_has_the_seed_of_its_reset(tmp_path: Path) -> None:
     assert metadata["description"].endswith("episodes of gym:CartPole-v1, exported by amago")
 
 
+@pytest.mark.system
 def test_it_comes_in_again_as_it_was(tmp_path: Path, theirs: Path) -> None:
     place, found = theirs, []
     for number in range(2):

@@ -28,6 +28,7 @@ def read_again(form: str, place: Path) -> list[Trajectory]:
     return sorted(found, key=lambda each: each.info.seed)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", ["npz", "parquet", "hdf5", "minari"])
 def test_exports_of_pieces_are_those_of_whole_episodes(tmp_path: Path, form: str) -> None:
     whole, pieces = (Lake.create(tmp_path / name) for name in ("whole", "pieces"))
@@ -68,6 +69,7 @@ def test_an_episode_with_a_hole_is_exported_on_both_sides_of_it(tmp_path: Path) 
         np.testing.assert_array_equal(np.float32(step["obs.state"]), values[step["t"]])
 
 
+@pytest.mark.system
 def test_an_export_is_updated_when_an_episode_has_grown(tmp_path: Path) -> None:
     whole, pieces = (Lake.create(tmp_path / name) for name in ("whole", "pieces"))
     fill_twice(whole, pieces, [12], steps=4)

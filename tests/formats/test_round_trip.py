@@ -98,6 +98,7 @@ def test_optional_columns_come_back_from_formats_that_have_them(
         assert [name for name in each.columns if name in ("label", "logp")] == kept
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("more", ["labelled", "logp"])
 def test_files_with_and_without_optional_columns_are_not_mixed(tmp_path: Path, more: str) -> None:
     for number, schema in enumerate((SCHEMA, replace(SCHEMA, **{more: True}))):

@@ -79,6 +79,7 @@ def publish(writer: Writer, count: int, *, seed: int = 0) -> list[str]:
     return uids
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("small")
 def test_index_verify_and_compaction_know_every_folder(lake: Lake) -> None:
     with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
@@ -251,6 +252,7 @@ def test_what_came_and_went_adds_up_to_what_is_there(root: Path, seed: int) -> N
     assert sorted(held) == list_all(LocalStorage(root.parent))
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("small")
 def test_a_writer_that_was_stopped_before_it_published_is_found_by_who_follows(lake: Lake) -> None:
     follower, clock = LiveTable(lake), Clock(lake.path / "segments")

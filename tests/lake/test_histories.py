@@ -20,6 +20,7 @@ LENGTHS = {"c/0/left": [3, 5, 2], "c/1/right": [4, 4], "": [6]}
 PLACES = "select uid, history, history_index from trajectories where base_uid is null order by uid"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("pieces", [0, 2])
 def test_rewriting_copying_and_indexing_keep_histories(tmp_path: Path, pieces: int) -> None:
     lake, other = Lake.create(tmp_path / "lake"), Lake.create(tmp_path / "other")

@@ -93,6 +93,7 @@ def test_what_a_reward_is_measured_in_does_not_matter(action, scale):
     assert scaled == pytest.approx(usual, rel=0.1)
 
 
+@pytest.mark.system
 def test_cloning_repeats_what_it_was_shown():
     """Data of random actions: the clone is no better than these, whatever they pay."""
     (reached,) = learnt("discrete", {"kind": "behaviour-cloning"})

@@ -172,6 +172,7 @@ def test_retrace_counts_legal_actions_only():
     compare(owner, batch(owner, **LENGTHS))
 
 
+@pytest.mark.system
 def test_rows_in_several_chunks(monkeypatch):
     monkeypatch.setattr("pipelines.nets.critic.CPU_ROWS", 5)
     for action, changes in (("discrete", {}), ("box", {"actor_samples": 2}), ("discrete", MULTI)):

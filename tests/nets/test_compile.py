@@ -26,6 +26,7 @@ def test_an_encoder_is_one_graph(case, packed):
     torch.testing.assert_close(compiled(x, time, packing), encoder(x, time, packing))
 
 
+@pytest.mark.system
 def test_what_varies_with_a_batch_makes_no_graph_anew():
     """Kernels of documents see other lengths every time."""
     torch.compiler.reset()

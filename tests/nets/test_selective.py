@@ -62,6 +62,7 @@ def test_gradients_are_those_of_differences():
     assert torch.autograd.gradcheck(selective_scan, given(length=5))
 
 
+@pytest.mark.system
 def test_it_is_a_sound_operator():
     x, delta, rate, into, out, first = given(dtype=torch.float32)
     parts = (x, delta, rate.t().contiguous(), into, out, first.transpose(1, 2).contiguous(), None)

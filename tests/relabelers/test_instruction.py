@@ -50,6 +50,7 @@ def assert_replays(rule, base, whole, success):
     assert len(np.flatnonzero(reward)) > len(kept)
 
 
+@pytest.mark.system
 @examples(10)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES), goals=st.integers(1, 5))
 def test_mazes_replay_through_the_rule_and_through_a_literal_maze(seed, strategy, goals):

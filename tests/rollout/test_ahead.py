@@ -90,6 +90,7 @@ def in_order(stored):
     ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("sizes", "slow"), [((3, 3), 0), ((3, 3), 1), ((1, 5), 0), ((2, 2, 2), 1)])
 def test_who_ends_first_changes_nothing_not_even_the_order(sizes, slow):
     together, expected = rollout_in(Parts(WALK, sizes, seed=0, params={}))
@@ -175,6 +176,7 @@ def test_what_breaks_stops_everybody_and_everything_is_handed_over_once(slow):
     assert sum(len(columns["reward"]) - 1 for columns, _ in stored) == rollout.total_steps
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("slow", [0, 1])
 def test_what_breaks_is_collected_again_as_by_everybody_together(slow):
     params, found = {"fault": "raise", "every": 3, "at": 5}, []

@@ -94,6 +94,7 @@ def test_a_follower_gives_each_checkpoint_once_and_looks_no_more_often_than_it_i
         assert newer.version == 6
 
 
+@pytest.mark.system
 def test_the_draws_of_a_new_checkpoint_go_on_where_those_of_the_last_ended(home: Path) -> None:
     learn(home, 3)
     with collector_at(home) as collector:
@@ -134,6 +135,7 @@ def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(ho
         np.testing.assert_array_equal(newer.policy.act(*arguments), slow.act(*arguments))
 
 
+@pytest.mark.system
 def test_what_cannot_be_read_is_said_once_and_acting_goes_on(home: Path) -> None:
     learn(home, 3)
     told: list[Event] = []
@@ -204,6 +206,7 @@ def test_two_processes_feed_each_other(tmp_path: Path) -> None:
     assert {id for id, _ in others} == {RunDirectory(tmp_path / "t").identity}
 
 
+@pytest.mark.system
 def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector on another host sees nothing but the lake."""
     lake = home / "run" / "lake"
@@ -225,6 +228,7 @@ def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pyte
         assert named.first().version == 3
 
 
+@pytest.mark.system
 def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) -> None:
     train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
     settings = tiny(env={"name": "goal-frozen-lake"})

@@ -153,6 +153,7 @@ def test_policies_that_cannot_label_are_refused(tmp_path: Path, label: str, word
     assert not (tmp_path / "lake").exists()
 
 
+@pytest.mark.system
 def test_collectors_with_other_labels_are_told_apart(tmp_path: Path) -> None:
     for label in ("expert", "random"):
         collect.run(settings(label=label, steps=100), lake=tmp_path / "lake")

@@ -97,6 +97,7 @@ def test_agents_store_what_a_pass_over_the_episode_gives(grid: bool, explores: b
     assert (off_policy > 5) == (greedy and explores)
 
 
+@pytest.mark.system
 def test_mixed_probabilities_are_frequencies() -> None:
     """Half of the actors may choose two actions of four, the others all."""
     spaces = Spaces(observation={"obs.legal": MultiBinary(n=4)}, action=Discrete(n=4))

@@ -81,6 +81,7 @@ class Reference:
         return runtime.executed(self._action, self._spaces.to_json()["action"])[0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("action", "sequence"), crossed([*ACTIONS][:3], [*SEQUENCES]))
 def test_interleaved_sessions_act_as_each_would_alone(action: str, sequence: str) -> None:
     """Over single requests, batches and a socket; reset, ended and begun again at different times."""

@@ -70,6 +70,7 @@ def test_who_follows_a_run_without_a_checkpoint_begins_legally(tmp_path: Path) -
     assert_legal(tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_chain_explores_legally(tmp_path: Path) -> None:
     stages = [{"stage": "collect", "steps": 100}, {"stage": "train", "steps": 2}]
     chain.run(settings(stages=stages, epochs=2), run=tmp_path / "run")

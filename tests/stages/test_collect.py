@@ -54,6 +54,7 @@ def test_the_same_command_is_done_and_a_larger_target_goes_on_with_new_tasks(tmp
     assert len(set(actions)) > len(actions) / 2
 
 
+@pytest.mark.system
 def test_an_interruption_keeps_all_steps(tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, Progress):
@@ -78,6 +79,7 @@ def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
     assert versions == [("random", -1, 100), (RunDirectory(tmp_path / "run").identity, 6, 100)]
 
 
+@pytest.mark.system
 def test_runs_of_one_name_on_one_lake_count_their_own_steps(tmp_path: Path) -> None:
     for place in ("x", "y"):
         assert collect.run(tiny(), run=tmp_path / place / "a", lake=tmp_path / "lake").metrics["steps"] == 100
@@ -144,6 +146,7 @@ def test_a_policy_that_could_explore_says_that_it_did_not(tmp_path: Path) -> Non
     assert [event.metrics["epsilon"] for event in heard if isinstance(event, Progress)][-1] == 0.0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "changed",
     some(
@@ -169,6 +172,7 @@ def test_a_changed_environment_policy_or_exploration_is_another_collector(tmp_pa
     assert collectors.read(Lake(tmp_path / "lake"), first)["env"] == tiny().env.model_dump()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("changed", some([{"collect": {"policy": "expert"}}, {"collect": {"explore": True}}], 1))
 def test_another_policy_or_exploration_of_a_run_counts_its_own_steps(tmp_path: Path, changed: dict) -> None:
     collect.run(tiny(), run=tmp_path / "run")
@@ -192,6 +196,7 @@ def test_adding_collects_more_each_time(tmp_path: Path, place: str) -> None:
     assert collect.run(tiny(collect={"steps": 60}), **{place: tmp_path / "x"}).status == "skipped"
 
 
+@pytest.mark.system
 def test_means_say_how_many_episodes_they_leave_out(tmp_path: Path) -> None:
     heard: list[Event] = []
     short = collect.run(tiny(collect={"steps": 12}), lake=tmp_path / "short", listener=heard.append).metrics
@@ -272,6 +277,7 @@ def test_a_run_that_was_moved_goes_on(tmp_path: Path) -> None:
     assert collect.run(tiny(collect={"steps": 120}), run=tmp_path / "b").metrics["steps"] == 20
 
 
+@pytest.mark.system
 def test_a_run_given_as_the_lake_is_counted_as_well(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "run")
     first = collect.run(tiny(), lake=tmp_path / "run")

@@ -81,6 +81,7 @@ def test_an_environment_without_tasks_to_choose_is_refused(tmp_path: Path) -> No
     assert "leave out collect.tasks" in str(caught.value.hint)
 
 
+@pytest.mark.system
 def test_other_tasks_make_another_collector(tmp_path: Path) -> None:
     """Each counts its own steps."""
     for tasks in (GOALS, GOALS[:1], ()):

@@ -93,6 +93,7 @@ def test_a_collector_that_dies_is_started_again_and_plays_what_is_missing(tmp_pa
     assert metrics["restarts"] == 1
 
 
+@pytest.mark.system
 def test_one_that_dies_again_and_again_ends_all_with_their_steps_stored(tmp_path: Path) -> None:
     engine = ThreadEngine(lambda number, kind: number > 0 and kind == "ready")
     told: list[str] = []

@@ -50,6 +50,7 @@ def shown(name: str, place: Path) -> dict:
     return dict(collect.run(settings, lake=place / "lake").metrics)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", [*BUILT_IN, "gym:CartPole-v1", "gym:Pendulum-v1"])
 def test_the_default_shows_a_return(name: str, tmp_path: Path) -> None:
     metrics = shown(name, tmp_path)
@@ -64,6 +65,7 @@ def test_every_environment_of_the_catalogue_is_collected_from_here() -> None:
     assert missing == ["module:attr"]
 
 
+@pytest.mark.system
 def test_fewer_actors_than_usual_are_explained(tmp_path: Path) -> None:
     heard: list[Event] = []
     long = resolve({"env": {"name": "dark-key-door", "horizon": 1500}}, env_model=find_env_model)

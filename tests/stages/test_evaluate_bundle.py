@@ -47,6 +47,7 @@ def figures(metrics: Any) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if "seconds" not in key}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("tables", some([{}, {"greedy": False}, {"evaluators": 2, "actors": 4}], 0, 1))
 def test_a_bundle_scores_what_its_checkpoint_scores(run: Path, bundle: Path, tables: dict) -> None:
     settings = tiny(evaluate=tables, collect={"workers": 0})
@@ -57,6 +58,7 @@ def test_a_bundle_scores_what_its_checkpoint_scores(run: Path, bundle: Path, tab
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == files
 
 
+@pytest.mark.system
 def test_a_result_is_written_where_the_user_says_and_read_back(bundle: Path, tmp_path: Path) -> None:
     settings, to = tiny(evaluate={"video": 1}), tmp_path / "scores"
     first = evaluate.run_bundle(settings, directory=bundle, to=to)
@@ -154,6 +156,7 @@ def test_a_library_imports_no_environment_that_a_bundle_names(bundle: Path, tmp_
     assert library.evaluate(foreign, env="tmaze", settings={"env.corridor": 4}, episodes=2).metrics["episodes"] == 2
 
 
+@pytest.mark.system
 def test_a_bundle_collects_as_a_collector_of_its_own(bundle: Path, run: Path, tmp_path: Path) -> None:
     """Which counts its steps wherever the bundle is."""
     lake, moved = tmp_path / "lake", tmp_path / "moved"

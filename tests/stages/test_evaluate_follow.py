@@ -53,6 +53,7 @@ def test_each_checkpoint_is_evaluated_once(trained: Path, monkeypatch: pytest.Mo
     assert [int(each[1]) for each in scored if each] == [before, before + 3, before + 6]
 
 
+@pytest.mark.system
 def test_a_requirement_is_for_the_last_checkpoint(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list_checkpoints(trained / "checkpoints")[-1]
     training = Training(trained, [before + 3], monkeypatch)

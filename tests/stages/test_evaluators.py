@@ -83,6 +83,7 @@ def test_an_evaluator_that_dies_is_started_again_and_nothing_changes(tmp_path: P
         together(tasks[:1], ThreadEngine(lambda number, kind: kind == "done"))
 
 
+@pytest.mark.system
 def test_what_an_evaluator_refuses_is_the_error_of_all(tmp_path: Path) -> None:
     settings, checkpoint = trained(tmp_path / "run", evaluate={"actors": 3, "require": "no_such_mean > 1"})
     with pytest.raises(UsageError, match="no metric 'no_such_mean'"):

@@ -76,6 +76,7 @@ def test_scores_are_the_same_to_the_bit_with_and_without_videos(
     assert filmed.outputs[1].parent == run / "videos"
 
 
+@pytest.mark.system
 def test_an_evaluation_that_is_known_can_be_filmed_later_and_only_once(run: Path, written: dict) -> None:
     evaluate.run(tiny(env=ENV), run=run)
     filmed = evaluate.run(tiny(env=ENV, evaluate={"video": 1}), run=run)
@@ -99,6 +100,7 @@ def test_without_an_encoder_nothing_is_played(run: Path, monkeypatch: pytest.Mon
     assert not list((run / "evaluations").glob("*.json"))
 
 
+@pytest.mark.system
 def test_a_chain_goes_on_without_its_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: DarkRoom, actor: int) -> None:
         raise StageFailed("it cannot be drawn")
@@ -112,6 +114,7 @@ def test_a_chain_goes_on_without_its_videos(tmp_path: Path, monkeypatch: pytest.
     assert "no videos: it cannot be drawn" in warnings
 
 
+@pytest.mark.system
 def test_an_episode_to_watch_is_one_of_the_evaluation(run: Path) -> None:
     """Of a greedy one: a sampled action also depends on who else draws."""
     judged = {"episodes": 4, "greedy": True}
@@ -131,6 +134,7 @@ def test_an_agent_without_critics_has_no_values(tmp_path: Path) -> None:
     assert filming.watch(settings, run=tmp_path / "run").film.values is None
 
 
+@pytest.mark.system
 def test_values_are_those_of_the_same_steps_in_a_lake(run: Path) -> None:
     """The evaluation's greedy episode, collected into a lake and evaluated there, has the film's values."""
     everywhere = {**ENV, "holdout": 0.0}  # so that a collector plays every task

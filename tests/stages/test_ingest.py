@@ -74,6 +74,7 @@ def test_a_moved_file_is_still_the_same(file: Path, tmp_path: Path) -> None:
     assert take(moved, tmp_path / "lake").status == "skipped"
 
 
+@pytest.mark.system
 def test_so_many_steps_and_then_more(file: Path, tmp_path: Path) -> None:
     some = take(file, tmp_path / "lake", steps=10)
     assert (some.metrics["trajectories"], some.metrics["steps"]) == (3, 13)
@@ -99,6 +100,7 @@ def test_an_interruption_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest
     assert numbers(tmp_path / "lake") == list(range(8))
 
 
+@pytest.mark.system
 def test_what_has_expired_does_not_come_again(file: Path, tmp_path: Path) -> None:
     take(file, tmp_path / "lake", steps=16)  # four trajectories, in a segment of their own
     expire(Lake(tmp_path / "lake"), RetentionLimits(where="length > 0"), grace_seconds=0.0)
@@ -114,6 +116,7 @@ def test_a_changed_file_is_refused_unless_it_is_to_be_taken_anew(file: Path, tmp
     assert take(file, tmp_path / "lake", fresh=True).metrics["trajectories"] == 8
 
 
+@pytest.mark.system
 def test_a_run_remembers_its_source(file: Path, tmp_path: Path) -> None:
     settings = Settings.model_validate({"source": {"name": f"d4rl:{file}", "steps": 10}})
     run = tmp_path / "run"

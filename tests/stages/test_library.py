@@ -66,6 +66,7 @@ def test_mistakes_are_listed_before_anything_is_written(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_repeated_collecting_resumes_and_add_collects_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     few = {"collect.actors": 4, "collect.workers": 0}

@@ -69,6 +69,7 @@ def test_training_equals_one_on_the_lake_as_it_was(trained: Path, tmp_path: Path
         assert_equal_weights(was, other)
 
 
+@pytest.mark.system
 def test_checkpoint_is_recorded_and_shown_as_a_parent_is(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "new"
     stages.train(like=str(trained), run=run, steps=1)
@@ -82,6 +83,7 @@ def test_checkpoint_is_recorded_and_shown_as_a_parent_is(trained: Path, tmp_path
         stages.train(like=f"{trained}@7", run=run, steps=3)
 
 
+@pytest.mark.system
 def test_run_that_has_begun_does_not_need_the_other_one(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "new"
     stages.train(like=str(trained), run=run, steps=1)

@@ -29,6 +29,7 @@ def measured(name: str, *, seconds: float = 5.0, least: float = 0.0, **params: o
     return measure_env(env, CollectSettings(), seconds=seconds, least=least, listener=silent)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["meta-frozen-lake", "bandit", "dark-room"])
 def test_random_play_scores_what_is_known_exactly_of_it(name: str) -> None:
     exact = make(name, num_envs=1, seed=0).spec

@@ -42,6 +42,7 @@ def test_every_relabelled_trajectory_obeys_the_goal_rule(lake: Path) -> None:
         assert trajectory.columns["terminated"][-1] == 1
 
 
+@pytest.mark.system
 def test_repeating_adds_nothing_and_more_copies_add_the_difference(lake: Path) -> None:
     relabel.run(tiny(env=GOALS), lake=lake)
     count = len(derived(lake))
@@ -50,6 +51,7 @@ def test_repeating_adds_nothing_and_more_copies_add_the_difference(lake: Path) -
     assert len(derived(lake)) == 2 * count
 
 
+@pytest.mark.system
 def test_a_predicate_and_a_share_choose(lake: Path) -> None:
     relabel.run(tiny(env=GOALS, relabel={"where": "not success", "fraction": 0.5}), lake=lake)
     bases = query(
@@ -61,6 +63,7 @@ def test_a_predicate_and_a_share_choose(lake: Path) -> None:
     assert not any(success for (success,) in bases)
 
 
+@pytest.mark.system
 def test_train_draws_from_overlays(lake: Path, tmp_path: Path) -> None:
     relabel.run(tiny(env=GOALS), lake=lake)
     result = train.run(tiny(env=GOALS), run=tmp_path / "run", lakes=[(lake, 1.0)])

@@ -87,6 +87,7 @@ def test_windows_of_old_and_new_trajectories(lake: Lake, compacted: bool, space:
     assert met == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.system
 def test_added_columns_are_read_and_queried(lake: Lake) -> None:
     old = fill(lake, [3, 5])
     add(lake, 'column:obs.double:float64=2 * "reward"', "column:obs.kind:discrete[4]=3")
@@ -182,6 +183,7 @@ def test_another_type_than_that_of_the_lake_is_refused(lake: Lake) -> None:
     assert len(lake.list_spaces()) == 2
 
 
+@pytest.mark.system
 def test_copies_and_windows_that_are_drawn_cannot_have_columns(lake: Lake, tmp_path: Path) -> None:
     fill(lake, [3])
     with pytest.raises(UsageError) as caught:

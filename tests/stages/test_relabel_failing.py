@@ -46,6 +46,7 @@ def versions(lake: Path) -> dict[str, tuple[str, ...]]:
     return {each.uid: (each.columns["reward"].tobytes(), str(dict(each.info.tags))) for each in found}
 
 
+@pytest.mark.system
 def test_a_function_that_fails_late_leaves_the_lake_as_it_was(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, before, called = ModuleType("mine"), files(lake), []
 
@@ -61,6 +62,7 @@ def test_a_function_that_fails_late_leaves_the_lake_as_it_was(lake: Path, monkey
     assert files(lake) == before
 
 
+@pytest.mark.system
 def test_an_interruption_keeps_what_was_derived_and_the_rest_follows(lake: Path, tmp_path: Path) -> None:
     settings = tiny(env=MAZE, relabel=SOME)
 
@@ -84,6 +86,7 @@ def test_an_interruption_keeps_what_was_derived_and_the_rest_follows(lake: Path,
     assert not [name for name in files(lake) if name.startswith(("tmp/", "wal/"))]
 
 
+@pytest.mark.system
 def test_other_seeds_and_relabelers_add_other_versions(lake: Path) -> None:
     for seed in (0, 1):
         relabel.run(tiny(seed=seed, env=MAZE, relabel={"relabeler": "instruction:all"}), lake=lake)

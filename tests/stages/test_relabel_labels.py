@@ -86,6 +86,7 @@ def assert_equal_labels(labelled: Path, relabelled: Path, least: int) -> None:
             np.testing.assert_array_equal(columns[name], theirs[key][name], err_msg=name)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("chunk", [0, 5])
 @pytest.mark.parametrize("policy", ["expert", POLICY, POLICY.replace("count_rewards", "Counter")])
 def test_labels_equal_those_of_collecting(tmp_path: Path, policy: str, chunk: int) -> None:
@@ -94,6 +95,7 @@ def test_labels_equal_those_of_collecting(tmp_path: Path, policy: str, chunk: in
     assert_equal_labels(labelled, plain, 150)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("env", [{"name": "tmaze", "corridor": 4}, {"name": "dark-key-door", "size": 3, "horizon": 20}])
 def test_experts_of_other_environments_label_alike(tmp_path: Path, env: dict[str, Any]) -> None:
     labelled, plain = collect_both(tmp_path, "expert", env=env)
@@ -187,6 +189,7 @@ def test_labels_survive_compaction_and_copying(tmp_path: Path) -> None:
             np.testing.assert_array_equal(columns[LABEL], before[key][LABEL])
 
 
+@pytest.mark.system
 def test_collecting_goes_on_without_labels_alone(tmp_path: Path) -> None:
     place = tmp_path / "lake"
     collect.run(settings(), lake=place)
@@ -254,6 +257,7 @@ def test_final_labels_need_learners(tmp_path: Path, policy: str) -> None:
         label(tmp_path / "lake", "final")
 
 
+@pytest.mark.system
 def test_final_labels_need_all_histories(tmp_path: Path) -> None:
     place = tmp_path / "lake"
     collect.run(tiny(env=ROOM, collect={**HISTORIES, "policy": "learner:q-learning"}), lake=place)

@@ -114,6 +114,7 @@ def test_an_episode_that_is_still_running_waits(tmp_path: Path, pieces: Lake) ->
     assert len(derived(kept)) == before + 1
 
 
+@pytest.mark.system
 def test_a_share_is_one_of_episodes(pieces: Lake) -> None:
     relabelled(pieces, relabeler="hindsight:final", fraction=0.5)
     text = "select count(distinct b.episode) from trajectories t join trajectories b on t.base_uid = b.uid"

@@ -110,6 +110,7 @@ def nowhere(**tables: dict) -> Settings:
     return settings.model_copy(update={"env": type(settings.env)()})
 
 
+@pytest.mark.system
 def test_a_training_on_a_shared_lake_knows_its_environment(tmp_path: Path) -> None:
     collect.run(tiny(env={"corridor": 7}), lake=tmp_path / "lake")
     train.run(nowhere(), run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
@@ -121,6 +122,7 @@ def test_a_training_on_a_shared_lake_knows_its_environment(tmp_path: Path) -> No
     assert warnings(heard) == []
 
 
+@pytest.mark.system
 def test_an_evaluation_elsewhere_than_in_training_is_told(tmp_path: Path) -> None:
     collect.run(tiny(), lake=tmp_path / "lake")
     train.run(nowhere(), run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])

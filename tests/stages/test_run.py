@@ -94,6 +94,7 @@ def test_the_plan_follows_every_start_and_stop() -> None:
     ]
 
 
+@pytest.mark.system
 def test_episodes_beyond_the_learned_positions_are_refused_before_anything_is_collected(tmp_path: Path) -> None:
     settings = tiny(agent={"sequence": {"position": "learned", "max_time": 5}}, stages=STAGES)  # its horizon is 5
     with pytest.raises(UsageError, match=r"time index 5 .* agent.sequence.max_time to 6 or more"):
@@ -166,6 +167,7 @@ def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest
     assert "finished" in (tmp_path / "run/report.html").read_text()
 
 
+@pytest.mark.system
 def test_a_finished_chain_is_skipped(finished: Path) -> None:
     again = chain.run(one_epoch(), run=finished)
     assert again.status == "skipped"
@@ -211,6 +213,7 @@ def test_nothing_is_made_or_lost_for_an_environment_that_cannot_be_made(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_finished_chain_survives_a_fresh_start_that_cannot_be_made(finished: Path) -> None:
     with pytest.raises(UsageError):
         chain.run(tiny(env={"name": "gym:Nothing-v7", "corridor": 1}, stages=STAGES), run=finished, fresh=True)
@@ -244,6 +247,7 @@ def test_whole_episodes_only_is_a_choice(tmp_path: Path) -> None:
         chain.run(settings, run=tmp_path / "run")
 
 
+@pytest.mark.system
 def test_running_pieces_of_a_context_are_cut_where_episodes_are_cut_anyway(tmp_path: Path) -> None:
     stages = [{"stage": "collect", "steps": 60}, {"stage": "train", "steps": 2}]
     settings = tiny(env=LONG, epochs=2, stages=stages, collect={"chunk_steps": 10})

@@ -111,6 +111,7 @@ def test_offline_data_stays_as_it_is_when_rollouts_expire(tmp_path: Path) -> Non
     assert count(run / "offline") == EPISODES * LENGTH
 
 
+@pytest.mark.system
 def test_without_lakes_named_all_that_is_filled_is_drawn_from(tmp_path: Path) -> None:
     stages = [*MIXED[:2], {"stage": "train", "steps": 2}]
     chain.run(offline(stages=stages, epochs=2), run=tmp_path / "two")

@@ -31,6 +31,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in entry.items() if key not in times} for entry in entries]
 
 
+@pytest.mark.system
 def test_training_is_the_same_to_the_bit_and_goes_to_the_tracker(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "data")
     for name, more in (("plain", {}), ("tracked", {"track": TRACK})):
@@ -59,6 +60,7 @@ def test_a_resume_and_an_evaluation_continue_in_the_same_place(tmp_path: Path) -
     assert MADE[3].run.id == ""  # another run
 
 
+@pytest.mark.system
 def test_a_tracker_may_be_added_left_out_or_changed_when_a_run_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     collect.run(tiny(), run=run)
@@ -87,6 +89,7 @@ def test_an_unknown_tracker_is_refused_before_anything_is_done(tmp_path: Path) -
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.system
 def test_a_library_call_does_not_send_to_trackers_that_a_run_names(tmp_path: Path) -> None:
     chain.run(tiny(stages=STAGES, track=TRACK), run=tmp_path / "run")
     assert len(MADE) == 1

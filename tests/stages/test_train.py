@@ -45,6 +45,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(value, b[name], rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.system
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path: Path, lake: Path) -> None:
     settings = tiny(agent={"sequence": {"dropout": 0.2}})
     train.run(settings, run=tmp_path / "whole", lakes=[(lake, 1.0)])
@@ -62,6 +63,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path: Path, la
             torch.testing.assert_close(value, b["optimizer"]["state"][index][name], rtol=0, atol=0)
 
 
+@pytest.mark.system
 def test_an_interruption_saves_and_the_same_command_goes_on(tmp_path: Path, lake: Path) -> None:
     def stop_at_two(event: Event) -> None:
         if isinstance(event, Progress) and event.done == 2:
@@ -82,6 +84,7 @@ def test_a_finished_training_is_skipped(tmp_path: Path, lake: Path) -> None:
     assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
 
 
+@pytest.mark.system
 def test_more_steps_extend_a_run_and_other_settings_are_refused(tmp_path: Path, lake: Path) -> None:
     train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     more = train.run(tiny(train={"steps": 8}), run=tmp_path / "run", lakes=[(lake, 1.0)])
@@ -104,6 +107,7 @@ def test_metrics_have_one_line_a_logged_update_after_a_resume(tmp_path: Path, la
     assert [line["update"] for line in lines] == [2, 4, 6]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stopped", some(["a signal", "a target", "a kill"], 0))
 def test_metrics_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path: Path, lake: Path, stopped: str) -> None:
     def stop(event: Event) -> None:
@@ -308,6 +312,7 @@ def test_a_follower_that_waits_can_be_interrupted(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.system
 def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path) -> None:
     train.run(tiny(), run=tmp_path / "plain", lakes=[(lake, 1.0)])
     assert not is_followed(Lake(lake).storage)

@@ -163,6 +163,7 @@ def test_chain_acts_with_the_weights_from_its_first_step(trained: Path, tmp_path
     assert list_checkpoints(tmp_path / "chain" / "checkpoints") == [1]
 
 
+@pytest.mark.system
 def test_averaged_weights_of_the_source_begin_both_weights_and_average(trained: Path, tmp_path: Path) -> None:
     averaged = tmp_path / "averaged"
     stages.train(trained, run=averaged, steps=4, settings={"train.ema_decay": 0.9})
@@ -197,6 +198,7 @@ def write_amago(folder: Path, spaces: Spaces) -> Path:
     return path
 
 
+@pytest.mark.system
 def test_weights_of_amago_begin_a_run_with_their_network_and_are_its_parent(trained: Path, tmp_path: Path) -> None:
     path = write_amago(tmp_path, Lake(trained / "lake").only_schema().spaces)
     source, run = f"amago:{path}", tmp_path / "new"

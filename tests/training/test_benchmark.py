@@ -22,6 +22,7 @@ def test_a_clock_takes_inner_parts_out_of_outer_ones() -> None:
     assert clock.seconds == {"outer": 3.0, "inner": 4.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("uneven", [False, True])
 def test_figures_of_a_row_fit_together(uneven: bool) -> None:
     row = {"attention": "sdpa", "train": {"precision": "bf16", "packing": uneven}, "uneven": uneven}

@@ -258,6 +258,7 @@ def test_games_are_compared_with_published_scores_by_the_highest_mean_return(tmp
     assert all(name in picture for name in ("AEasy", "BEasy", "best of 13", "random"))
 
 
+@pytest.mark.system
 def test_cpu_seconds_of_a_process_include_those_of_its_children():
     spin = "import time\nwhile time.process_time() < .3: pass"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); print(flush=True); input()"

@@ -56,6 +56,7 @@ def test_runs_that_are_there_are_skipped(tmp_path: Path, monkeypatch: pytest.Mon
     assert [each["seed"] for each in read(tmp_path / "rows.jsonl")] == [1, 2]
 
 
+@pytest.mark.system
 def test_the_optimum_is_that_of_one_who_knows_the_goal() -> None:
     """20 steps, of which the first d - 1 lead to a goal d cells away: 21 - d are paid."""
     assert histories.measure_optimum() == pytest.approx(16.357, abs=1e-3)

@@ -100,6 +100,7 @@ def test_versions_of_an_episode_are_shown_once_and_where_they_begin(tmp_path: Pa
     assert shown > 3
 
 
+@pytest.mark.system
 def test_samples_are_whole_episodes_where_asked(stored) -> None:
     _, pieces, _, cut = stored
     total = sum(map(len, cut))

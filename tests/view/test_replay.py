@@ -67,6 +67,7 @@ def test_a_replay_draws_what_was_played(tmp_path: Path, env: dict[str, Any]) -> 
     np.testing.assert_array_equal(replay.picture(10**9), expected[-1])
 
 
+@pytest.mark.system
 def test_episodes_with_random_transitions_are_not_drawn(tmp_path: Path) -> None:
     lake = collected(tmp_path / "run", {"name": "meta-frozen-lake", "set": {"env.slip": 0.5, "env.size": 5}})
     steps, drawings = replays(lake)

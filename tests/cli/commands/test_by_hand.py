@@ -115,6 +115,7 @@ def test_nothing_is_chosen_for_recipes_other_policies_and_lakes_alone(amago: Ama
     assert "measure" not in done.err
 
 
+@pytest.mark.system
 def test_fresh_chooses_again_for_another_environment_only(amago: Amago) -> None:
     collect = ("collect", "--steps", 100, *SMALL, "--run", "a")
     amago(*collect, "--env", "tmaze", "--set", "agent.acting_gamma=0.5")

@@ -23,6 +23,7 @@ def test_steps_land_in_the_lake_of_a_run_named_after_the_environment(amago: Amag
     assert row["n"] >= 100
 
 
+@pytest.mark.system
 def test_repeating_it_has_nothing_to_do_and_more_steps_extend_it(amago: Amago) -> None:
     first = ("collect", "--env", "tmaze", "--set", "env.corridor=3", "--actors", 2, "--output", "json")
     assert amago(*first, "--steps", 40).json["status"] == "done"
@@ -228,6 +229,7 @@ def test_a_count_is_a_number_or_auto(amago: Amago) -> None:
     assert "collect.on_env_error: input should be 'stop' or 'restart'" in refused.err
 
 
+@pytest.mark.system
 def test_the_number_of_actors_is_fixed_when_a_run_begins(amago: Amago) -> None:
     first = ("collect", "--env", "tmaze", "-s", "env.corridor=3", "--run", "a", "--output", "json")
     assert amago(*first, "--steps", 128).json["metrics"]["actors"] == 16

@@ -17,6 +17,7 @@ def file(amago: Amago) -> Path:
     return write(Path("hopper_medium-v2.hdf5"), flat([5, 3, 7]))
 
 
+@pytest.mark.system
 def test_a_file_lands_in_a_run_named_after_it(amago: Amago, file: Path) -> None:
     done = amago("collect", "--from", f"d4rl:{file}", "--steps", 6, "--output", "json")
     assert done.code == 0, done.err
@@ -121,6 +122,7 @@ def test_a_run_that_imported_data_goes_on_online_by_hand(amago: Amago, imported:
     assert amago("train", "--from-lake", imported, "--steps", 3).code == 0
 
 
+@pytest.mark.system
 def test_a_run_that_imported_data_resumes_the_import_unless_acting_is_asked_for(amago: Amago, imported: Path) -> None:
     shown = amago("collect", "--run", imported, "--steps", 50, "--dry-run")
     assert "would import 'npz:data'" in shown.out
@@ -139,6 +141,7 @@ def test_starting_over_by_playing_forgets_the_source(amago: Amago, imported: Pat
     assert (again.code, again.json["metrics"]["steps_total"]) == (0, 40)
 
 
+@pytest.mark.system
 def test_an_environment_is_named_after_the_import(amago: Amago, small: Path) -> None:
     assert amago("export", small, "--format", "npz", "--to", "data").code == 0
     assert amago("collect", "--from", "npz:data", "--run", "run").code == 0

@@ -77,6 +77,7 @@ def test_videos_are_written_listed_and_counted(amago: Amago, small: Path) -> Non
     assert "  wrote films/" in amago("evaluate", small, "--episodes", 4, "--video", 1, "--to", "films").out
 
 
+@pytest.mark.system
 def test_a_bundle_plays_where_it_was_trained(amago: Amago, small: Path) -> None:
     assert amago("export", small, "--to", "policy").code == 0
     of_run = amago("evaluate", small, "--episodes", 4, "--output", "json").json["metrics"]

@@ -7,6 +7,7 @@ import pytest
 from tests.cli.conftest import Amago
 
 
+@pytest.mark.system
 def test_hindsight_writes_an_overlay_that_the_lake_shows(amago: Amago) -> None:
     assert amago("collect", "--env", "goal-frozen-lake", "--run", "g", "--steps", 200, "--actors", 4).code == 0
     done = amago("relabel", "--from-lake", "g", "--with", "hindsight", "--copies", 2, "--output", "json")

@@ -56,6 +56,7 @@ def recipe(amago: Amago) -> Path:
     return path
 
 
+@pytest.mark.system
 def test_every_stage_runs_and_the_same_command_skips_what_is_done(amago: Amago, recipe: Path) -> None:
     done = amago("run", recipe, "--output", "json")
     assert done.code == 0, done.err
@@ -80,6 +81,7 @@ def test_a_change_is_refused_unless_fresh(amago: Amago, recipe: Path) -> None:
     assert amago("run", recipe, "--set", "train.batch_size=3", "--fresh").code == 0
 
 
+@pytest.mark.system
 def test_a_dry_run_prints_toml_that_runs_and_touches_nothing(amago: Amago, recipe: Path) -> None:
     shown = amago("run", recipe, "--set", "env.corridor=2", "--dry-run")
     assert shown.code == 0, shown.err
@@ -124,6 +126,7 @@ def test_a_profile_is_recorded_and_its_run_is_not_taken_for_another(amago: Amago
     assert read_toml(Path("mine/config.toml"))["profile"] == ""
 
 
+@pytest.mark.system
 def test_a_profile_that_only_asks_for_more_epochs_is_another_one_all_the_same(amago: Amago, recipe: Path) -> None:
     recipe.write_text("profiles.long.epochs = 3\n" + RECIPE)
     assert amago("run", recipe).code == 0
@@ -212,6 +215,7 @@ def test_a_change_is_refused_before_torch_is_imported(amago: Amago, recipe: Path
     assert "agent.n_step: 1 -> 2" in done.stderr
 
 
+@pytest.mark.system
 def test_auto_stands_for_what_a_run_has_decided(amago: Amago, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("actors = 2", 'actors = "auto"').replace("steps = 40", "steps = 400"))
     assert amago("run", recipe).code == 0

@@ -210,6 +210,7 @@ def test_mistakes_are_one_line_and_leave_nothing(own: Amago, arguments: list[str
     assert not Path("runs").exists()
 
 
+@pytest.mark.system
 def test_a_run_of_a_recipe_is_not_taken_over(amago: Amago) -> None:
     from tests.cli.commands.test_run import RECIPE
 

@@ -60,6 +60,7 @@ def lake(amago: Amago) -> str:
     return "x"
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_default_network_is_tiny_and_the_run_keeps_it(amago: Amago, lake: str) -> None:
     assert network(amago, "train", "--from-lake", lake) == ("tiny", 64, 1e-3)

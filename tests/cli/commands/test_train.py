@@ -39,6 +39,7 @@ def test_another_encoder_drops_the_settings_of_the_old_one(amago: Amago, small: 
     assert shown.json["settings"]["agent"]["actor"]["hidden"] == [8]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("agent", ["multi-task", "behaviour-cloning"])
 def test_another_agent_learns_from_the_same_lake_acts_and_is_exported(amago: Amago, small: Path, agent: str) -> None:
     done = amago("train", "--from-lake", small, "--run", "other", "--agent", agent, *tiny(), "--steps", 2)
@@ -163,6 +164,7 @@ def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small
     assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]
 
 
+@pytest.mark.system
 def test_adding_updates_trains_as_many_more_each_time(amago: Amago, small: Path) -> None:
     words = ("train", "--from-lake", small, "--output", "json", "-q")
     for expected in (5, 7):

@@ -24,6 +24,7 @@ def room(_room: Path, amago: Amago, tmp_path: Path) -> Path:
     return Path("room")
 
 
+@pytest.mark.system
 def test_without_a_terminal_the_frames_follow_one_another(amago: Amago, room: Path) -> None:
     done = amago("watch", room)
     assert done.code == 0, done.err

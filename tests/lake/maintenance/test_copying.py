@@ -53,6 +53,7 @@ def same_trajectories(lake: Lake, other: Lake, uids: list[str]) -> None:
     assert not list((other.local / "tmp").iterdir())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 1), ids=["plain", "images", "mixed"])
 def test_segments_are_copied_as_they_are_and_only_once(lake: Lake, target: Lake, schema: Schema) -> None:
     written = fill(lake, [5, 40, 7, 33, 2], schema=schema, seal_every=2)
@@ -68,6 +69,7 @@ def test_segments_are_copied_as_they_are_and_only_once(lake: Lake, target: Lake,
     same_trajectories(lake, target, [*written, *more])
 
 
+@pytest.mark.system
 def test_a_predicate_chooses_and_what_was_left_out_can_follow(lake: Lake, target: Lake) -> None:
     written = fill(lake, [5, 6, 7, 8], seal_every=2)
     chosen = [uid for uid, values in written.items() if len(values["reward"]) - 1 in (6, 7, 8)]
@@ -124,6 +126,7 @@ def test_what_expired_in_the_target_does_not_come_back(lake: Lake, target: Lake)
     assert Reader(target).uids() == written[2:]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("first", ["source", "target"])
 def test_segments_rewritten_on_either_side_are_known_again(lake: Lake, target: Lake, first: str) -> None:
     written = fill(lake, [5, 6, 7, 8], seal_every=1)

@@ -31,6 +31,7 @@ def holder(lake: Lake):
         process.kill()
 
 
+@pytest.mark.system
 def test_the_second_maintainer_is_told_who_is_the_first(lake: Lake, holder) -> None:
     with (
         pytest.raises(Locked, match=f"is being maintained, pid {holder.pid} on .* since") as refused,

@@ -43,6 +43,7 @@ def assert_equal_episodes(ours: Lake, theirs: Lake) -> None:
         assert_same(left, right)
 
 
+@pytest.mark.system
 def test_compaction_keeps_episodes(lakes: tuple[Lake, Lake]) -> None:
     whole, pieces = lakes
     before = query(pieces, EPISODES)
@@ -64,6 +65,7 @@ def test_a_copy_has_the_same_episodes_and_one_piece_brings_the_others(lakes: tup
     assert_equal_episodes(target, whole)
 
 
+@pytest.mark.system
 def test_what_is_left_of_an_episode_is_not_counted_as_one(lakes: tuple[Lake, Lake]) -> None:
     whole, pieces = lakes
     expire(pieces, RetentionLimits(where="chunk = 1 and length < 4"), grace_seconds=0)
@@ -78,6 +80,7 @@ def test_what_is_left_of_an_episode_is_not_counted_as_one(lakes: tuple[Lake, Lak
     assert max(task["length_max"] or 0 for task in tasks) == max(length for length, _ in left)
 
 
+@pytest.mark.system
 def test_pieces_expire_together_the_episode_that_ended_first_before_others(lakes: tuple[Lake, Lake]) -> None:
     """They are stored one piece of each episode in turn, so the shorter ones end first."""
     _, pieces = lakes

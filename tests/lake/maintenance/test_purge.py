@@ -52,6 +52,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake.create(tmp_path / "lake")
 
 
+@pytest.mark.system
 def test_nothing_of_what_expired_is_left_on_the_disk(lake: Lake) -> None:
     written = fill_with_secrets(lake)
     view = View(lake, SCHEMA.id)

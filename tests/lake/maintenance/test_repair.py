@@ -86,6 +86,7 @@ def test_overlays_find_their_bases_where_they_are_now_and_orphans_are_told(lake:
     assert Reader(lake).row(derived[1])["base_uid"].hex() == kept
 
 
+@pytest.mark.system
 @SCHEMAS
 def test_a_footer_that_cannot_be_read_is_made_again_from_what_the_index_remembers(lake: Lake, schema: Schema) -> None:
     written = fill(lake, [5, 40, 7], schema=schema)
@@ -103,6 +104,7 @@ def test_a_footer_that_cannot_be_read_is_made_again_from_what_the_index_remember
     assert segment_files(lake)[0].read_bytes() != whole  # another commit's footer, the same rows
 
 
+@pytest.mark.system
 def test_a_footer_made_again_does_not_vouch_for_damaged_columns(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7])
     first, second, third = written

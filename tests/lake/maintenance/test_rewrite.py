@@ -97,6 +97,7 @@ def damage(lake: Lake, id: str, values: dict[str, np.ndarray], schema: Schema) -
     path.write_bytes(data)
 
 
+@pytest.mark.system
 def test_wide_columns_pass_through_little_memory(lake: Lake) -> None:
     """50 MB of pictures that compress to nothing."""
     big = Schema(Spaces(observation={"obs": Box(shape=(128, 128, 3), dtype="uint8")}, action=Box(shape=(1,))))

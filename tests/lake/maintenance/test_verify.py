@@ -207,6 +207,7 @@ def test_a_segment_that_the_index_knew_and_that_is_gone_is_reported(lake: Lake) 
     assert verify(lake).missing == {f"{gone.parent.name}/{gone.stem}": 2}
 
 
+@pytest.mark.system
 def test_what_was_merged_expired_or_put_away_is_not_missed(lake: Lake) -> None:
     fill(lake, [5, 6, 7, 8, 9, 10], seal_every=1)
     catalog.refresh(lake)

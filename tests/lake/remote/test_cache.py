@@ -84,6 +84,7 @@ def test_what_was_used_longest_ago_goes_first_whatever_lake_it_is_of(home: Path)
     assert left == [0, 4, 5, 6, 7]
 
 
+@pytest.mark.system
 @given(sizes=st.lists(st.integers(0, 700), max_size=40), limit=st.integers(1, 2000))
 def test_the_limit_holds_after_every_download(
     sizes: list[int], limit: int, tmp_path_factory: pytest.TempPathFactory

@@ -42,6 +42,7 @@ def test_a_damaged_index_never_answers_wrong(lake: Lake, how: str) -> None:
             assert select(lake, "length > 4").uids.tolist() == chosen
 
 
+@pytest.mark.system
 def test_a_newer_index_is_left_as_it_is(lake: Lake) -> None:
     fill(lake, [3, 4])
     expected, index = catalog.query(lake, EVERYTHING), lake.path / "index.duckdb"
@@ -56,6 +57,7 @@ def test_a_newer_index_is_left_as_it_is(lake: Lake) -> None:
     assert index.read_bytes() != content
 
 
+@pytest.mark.system
 def test_a_strangers_file_in_place_of_the_index_is_replaced(lake: Lake, tmp_path: Path) -> None:
     fill(lake, [3, 4])
     expected, index = catalog.query(lake, EVERYTHING), lake.path / "index.duckdb"

@@ -39,6 +39,7 @@ def test_every_field_of_a_trajectory_is_a_column(lake: Lake) -> None:
     assert (row["length"], row["row0"], row["schema"], row["epsilon"]) == (6, 0, SCHEMA.id, 0.25)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("spoil", ["delete", "garbage", "truncate", "other lake", "other version", "empty"])
 def test_an_index_that_is_lost_or_damaged_is_built_again_with_the_same_answers(lake: Lake, spoil: str) -> None:
     fill(lake, [5, 6, 7, 8], seal_every=1)
@@ -73,6 +74,7 @@ def test_what_was_indexed_is_not_read_again(lake: Lake, monkeypatch) -> None:
     assert len(read) == 1
 
 
+@pytest.mark.system
 def test_the_index_follows_the_segments(lake: Lake) -> None:
     count = "select count(*) from trajectories"
     assert catalog.query(lake, count)[1] == [(0,)]

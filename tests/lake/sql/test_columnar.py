@@ -75,6 +75,7 @@ def objects(table: pa.Table) -> list[dict[str, Any]]:
     return [plain(row) for row in table.to_pylist(maps_as_pydicts="strict")]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("text", some(QUERIES, 0, 1, 4, 7))
 def test_every_reader_gets_the_rows(mixed: Lake, tmp_path: Path, text: str) -> None:
     names, rows = catalog.query(mixed, text)

@@ -70,6 +70,7 @@ def test_an_index_reaches_no_other_file(foreign: Lake, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["lake", "secret"]
 
 
+@pytest.mark.system
 def test_a_link_in_place_of_the_index_is_not_followed(foreign: Lake, tmp_path: Path) -> None:
     index, expected = foreign.path / "index.duckdb", catalog.query(foreign, EVERYTHING)
     mine = tmp_path / "mine.duckdb"

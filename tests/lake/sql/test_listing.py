@@ -189,6 +189,7 @@ def test_an_index_updated_many_times_equals_one_built_anew_row_by_row(lake: Lake
         (lake.path / "kept").rename(catalog.SqlIndex(lake).path)  # to be updated again
 
 
+@pytest.mark.system
 def test_expiry_is_marked_in_the_index_and_no_footer_is_read_again(lake: Lake, monkeypatch) -> None:
     """Also when it is undone: the last decision is lost, and found."""
     written = fill(lake, [3, 4, 5, 6], seal_every=2)

@@ -169,6 +169,7 @@ def test_a_wrong_query_points_at_the_place(filled: Lake, sql: str, marked: str) 
     assert line[mark.index("^") :].startswith(marked)
 
 
+@pytest.mark.system
 def test_explaining_and_describing(lake: Lake) -> None:
     fill(lake, [3])
     for sql in ("explain select count(*) from steps", "EXPLAIN ANALYZE select avg(reward) from steps", "from steps"):
@@ -177,6 +178,7 @@ def test_explaining_and_describing(lake: Lake) -> None:
     assert catalog.query(lake, "summarize select reward from steps")[1][0][0] == "reward"
 
 
+@pytest.mark.system
 def test_steps_are_rows(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7], seal_every=2)
     uid, values = next(iter(written.items()))

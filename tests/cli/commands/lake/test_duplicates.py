@@ -46,6 +46,7 @@ def test_training_on_a_mixture_of_the_same_experience_says_so(amago: Amago) -> N
     assert "are there twice" not in other.err
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("twins")
 def test_duplicates_are_those_of_equal_content(amago: Amago) -> None:
     """Checked against the steps themselves."""
@@ -76,6 +77,7 @@ def test_collector_that_repeats_another_one_is_warned_and_found(amago: Amago) ->
         assert found.err.count("are there twice: 'one-") == 1
 
 
+@pytest.mark.system
 def test_collector_that_another_host_fills_is_named(amago: Amago) -> None:
     words = ("collect", "--env", "bandit", "--lake", "lake", "--actors", 2)
     assert amago(*words, "--steps", 40).code == 0

@@ -8,6 +8,7 @@ from tests.cli.conftest import Amago
 from tests.runs.factory import make_run
 
 
+@pytest.mark.system
 def test_the_best_stay_and_what_others_depend_on(amago: Amago, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "cache"))
     for name, score in {"a": 0.9, "b": 0.5, "c": 0.1, "d": 0.2}.items():
