@@ -7,10 +7,11 @@
     python benchmarks/general.py book                      # writes the section of docs/results.md and its plot
 
 The tasks are in general_parts/tasks.toml: those of the set "tuning" may guide the choice of defaults, those of the set
-"report" only show what came of it. Every agent has the same CPU seconds on one thread, imports included and the closing
-evaluation excluded, which takes the mean return of whole episodes of the test side, with sampled and with greedy
-actions. `amago` is run as a user would, by its command line and without a recipe. The other agents are those of
-Stable-Baselines3 and sb3-contrib (`pip install -e ".[peers]"`) with rl-zoo's settings (general_parts/peers.toml).
+"report" only show what came of it. Every agent has the same CPU seconds on one thread, imports included and evaluations
+excluded, but for those by which `amago` chooses its best checkpoint. It is scored in the end by the mean return of
+whole episodes of the test side, with sampled and with greedy actions. `amago` is run as a user would, by its command
+line and without a recipe. The other agents are those of Stable-Baselines3 and sb3-contrib (`pip install -e ".[peers]"`)
+with rl-zoo's settings (general_parts/peers.toml).
 
 `run` appends one line of JSON per run and skips runs that are there, so a killed benchmark is resumed by the same
 command. A task whose packages are not installed, and an agent that a task does not list, are left out.
