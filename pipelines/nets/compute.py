@@ -90,12 +90,24 @@ class Kept(Generic[Value]):
         self._value, self._tensors, self._state = value, tensors, self._describe(tensors)
         return value
 
+    def clear(self) -> None:
+        """Forget the value, and the tensors and autograd nodes that it refers to."""
+        self._value, self._tensors, self._state = None, (), []
+
     @staticmethod
     def _describe(tensors: Sequence[Tensor]) -> list[tuple[int, torch.device]]:
         return [(tensor._version, tensor.device) for tensor in tensors]
 
     def __reduce__(self) -> Any:
         return Kept, ()
+
+
+def forget_kept(network: nn.Module) -> None:
+    """Forget what the layers of `network` have derived from their weights."""
+    for module in network.modules():
+        for value in vars(module).values():
+            if isinstance(value, Kept):
+                value.clear()
 
 
 class Linear(nn.Linear):

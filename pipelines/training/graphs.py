@@ -66,7 +66,7 @@ class UpdateGraph:
         move: Callable[[], None],
     ) -> None:
         # A graph reads the memory of tensors that it was not given, such as masks that are cached: they must stay.
-        self._kept = [x for x in gc.get_objects() if type(x) is Tensor and x.is_cuda]
+        self._kept = [x for x in gc.get_objects() if type(x) is Tensor and x.is_cuda and x.grad_fn is None]
         static = copy_batch(batch)
         self._inputs = list_tensors(static)
         self._rate = torch.zeros((), device=static.reward.device)
@@ -130,6 +130,19 @@ class UpdateGraphs:
         try:
             self._graphs[shapes] = record(self._pool)
         except RuntimeError as error:  # what cannot be recorded is refused by CUDA, in many words
-            self.failure = str(error).strip().partition("\n")[0]
+            self.failure = str(_find_first(error)).strip().partition("\n")[0]
+            _renew_generator(self.generator.device)
             return None
         return self._graphs[shapes]
+
+
+def _find_first(error: BaseException) -> BaseException:
+    """Find the error that led to this one: a recording that fails does so again when it ends."""
+    return error if error.__context__ is None else _find_first(error.__context__)
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Give the global generator of a device another state: that of a failed recording waits for its end for ever."""
+    for generator in torch.cuda.default_generators:
+        if generator.device == device:
+            generator.graphsafe_set_state(torch.Generator(device))

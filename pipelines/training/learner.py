@@ -35,7 +35,7 @@ from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
 from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
-from pipelines.nets.compute import autocast
+from pipelines.nets.compute import autocast, forget_kept
 from pipelines.training import speed
 from pipelines.training.graphs import UpdateGraph, UpdateGraphs
 from pipelines.training.optimizer import group_parameters, learning_rate, make_optimizer
@@ -205,13 +205,15 @@ class Learner:
 
         def record(pool: Any) -> UpdateGraph:
             set_seeds()
-            self._raise_versions()  # what was kept before is not part of the graph
+            # What was kept before is not part of the graph. Its autograd nodes would add to gradients on a stream that is
+            # not recorded, which CUDA refuses.
+            forget_kept(self.agent)
             try:
                 return UpdateGraph(
                     batch, self.optimizer, [*self.parameters], generator, pool, self._backward, self._clip, self._move
                 )
             finally:
-                self._raise_versions()
+                forget_kept(self.agent)
                 for parameter in self.parameters:
                     parameter.grad = None
 
