@@ -447,8 +447,10 @@ class TrainSettings(SettingsModel):
     """Newest checkpoints to keep; `best` is always kept."""
     log_every: Annotated[int, PACING] = Field(25, ge=1)
     """Updates between lines of metrics.jsonl."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """Precision of networks, learning and acting; weights, losses and statistics are always float32."""
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    """Precision of networks; weights, losses and statistics are always float32. `tf32` lets CUDA round the factors of
+    float32 products; `auto` is bf16 on a GPU since Ampere, else float32. Collecting outside a chain, evaluating and
+    serving are float32."""
     packing: Annotated[bool, PACING] = False
     """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
     activation_checkpointing: Annotated[bool, PACING] = False
@@ -456,11 +458,9 @@ class TrainSettings(SettingsModel):
     backward: less memory, more time."""
     compile: Annotated[bool, PACING] = False
     """Compile the encoders, where there is a compiler."""
-    cuda_graphs: Annotated[bool, PACING] = False
+    cuda_graphs: Annotated[bool, PACING] = True
     """On CUDA, record the kernels of an update, and repeat them at once for batches of the same shape, such as those of
-    full windows. Not with several micro-batches or ranks, packing or recomputation. Not tried on a GPU yet."""
-    tf32: bool = False
-    """Let CUDA round factors of float32 products to TF32."""
+    full windows. Not with several micro-batches or ranks, packing or recomputation."""
     ranks: Annotated[int, PACING] = Field(1, ge=1, le=4096)
     """Processes of this host that train together, each on its share of every batch; a launcher's number comes first."""
     sharding: Annotated[Literal["none", "fsdp"], PACING] = "none"

@@ -18,6 +18,7 @@ class Purpose(IntEnum):
     WINDOWS = 0
     ACTIONS = 1  # action samples and ensemble members
     DROPOUT = 2  # dropout and image shifts
+    STEPS = 3  # steps that are left out, where a batch has one of few shapes
 
 
 def _sequence(seed: int, update: int, micro_batch: int, purpose: Purpose) -> np.random.SeedSequence:

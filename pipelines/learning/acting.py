@@ -17,6 +17,7 @@ from pipelines.envs.draws import SharedDraws
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
 from pipelines.nets.actor import Categorical
+from pipelines.nets.attention import avoid_plans
 from pipelines.nets.cache import Memory
 from pipelines.nets.compute import DTYPES, autocast
 from pipelines.nets.sequence import Stepper
@@ -141,7 +142,7 @@ class AgentPolicy:
         if not np.all(time):
             memory.reset(torch.from_numpy(np.asarray(time == 0)))
         columns = {name: self._tensor(observation[name]) for name in self.agent.spaces.observation}
-        with autocast(self.device, self._precision):
+        with autocast(self.device, self._precision), avoid_plans(self.device):
             token_ND = self.agent.timestep(
                 columns,
                 self._tensor(prev_action),
@@ -203,7 +204,7 @@ class AgentPolicy:
         rows = {n: pad_sequence([self._tensor(columns[n]) for columns in prefix], batch_first=True) for n in names}
         time_NT = self._tensor(start)[:, None] + torch.arange(max(lengths), device=self.device)
         observation = {name: rows[name] for name in self.agent.spaces.observation}
-        with autocast(self.device, self._precision):
+        with autocast(self.device, self._precision), avoid_plans(self.device):
             tokens_NTD = self.agent.timestep(observation, rows[ACTION], rows[REWARD].float(), time_NT)
             self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), memory)
 

@@ -69,7 +69,6 @@ def make_checkpoint(weights: AmagoWeights, spaces: Spaces, settings: AgentSettin
             "spaces": spaces.to_json(),
             "agent": agent.model_dump(mode="json"),
             "context_length": weights.context_length or _CONTEXT_LENGTH,
-            "precision": "float32",
             "seed": 0,
         },
         weights=arrange_inputs(weights, spaces),

@@ -59,13 +59,15 @@ class StepIndex:
     wait until a device has counted its true elements.
 
     `step_N`: places among the B T steps; `row_N` and `next_row_N`: places of the rows before and after a step among the
-    B (T + 1) rows.
+    B (T + 1) rows. Where some steps are repeated to make up a number, `place_N` says where `scatter` puts values; those
+    of repeated steps come behind all others, and are dropped.
     """
 
     mask_BT: Tensor
     step_N: Tensor
     row_N: Tensor
     next_row_N: Tensor
+    place_N: Tensor | None = None
 
     @classmethod
     def of(cls, mask_BT: Tensor) -> StepIndex:
@@ -91,15 +93,55 @@ class StepIndex:
 
     def scatter(self, value_N: Tensor) -> Tensor:
         """Put values (N, ...) at their steps (B, T, ...), zeros elsewhere; without gradient."""
-        out = value_N.new_zeros(self.mask_BT.numel(), *value_N.shape[1:])
-        return out.index_copy_(0, self.step_N, value_N).unflatten(0, self.mask_BT.shape)
+        steps = self.mask_BT.numel()
+        if self.place_N is None:
+            out = value_N.new_zeros(steps, *value_N.shape[1:]).index_copy_(0, self.step_N, value_N)
+        else:
+            out = value_N.new_zeros(steps + 1, *value_N.shape[1:]).index_copy_(0, self.place_N, value_N)[:steps]
+        return out.unflatten(0, self.mask_BT.shape)
 
 
-def _index_steps(mask_BT: np.ndarray) -> np.ndarray:
-    """Find the places of a mask's true steps among steps, and among rows before and after them (3, N)."""
+def _index_steps(mask_BT: np.ndarray, rounding: Rounding | None = None) -> np.ndarray:
+    """Find the places of a mask's true steps among steps, and among rows before and after them (3, N). With `rounding`,
+    some are repeated, and a fourth row has `place_N`."""
     step_N = np.flatnonzero(mask_BT)
+    repeated = 0 if rounding is None else rounding.missing(len(step_N))
+    place_N = np.concatenate((step_N, np.full(repeated, mask_BT.size)))
+    if rounding is not None and repeated:
+        step_N = np.concatenate((step_N, rounding.random.choice(step_N, repeated)))
     row_N = step_N + step_N // mask_BT.shape[1]  # each window has a row more than steps
-    return np.stack((step_N, row_N, row_N + 1))
+    return np.stack((step_N, row_N, row_N + 1) if rounding is None else (step_N, row_N, row_N + 1, place_N))
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds the sizes of a batch, so that batches of windows of all lengths have few shapes: what is computed for a
+    shape can be kept. Numbers of steps become multiples of `unit`, a 32nd of the batch's largest."""
+
+    unit: int
+    random: np.random.Generator
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, longest: int, random: np.random.Generator) -> Rounding | None:
+        """Round batches of windows of up to `longest` steps; None where these lengths are all the same."""
+        is_even = lengths.min() == lengths.max()
+        return None if is_even else cls(max(len(lengths) * longest // 32, 1), random)
+
+    def missing(self, count: int) -> int:
+        """Count the steps that make `count` a multiple, and must be repeated."""
+        return -count % self.unit if count else 0
+
+    def rows(self, longest: int, most: int) -> int:
+        """Round the rows of a batch up to eighths of the `most` steps, and one."""
+        part = -(-(most - 1) // 8)
+        return min(-(-(longest - 1) // part) * part + 1, most)
+
+    def thin(self, mask_BT: np.ndarray) -> np.ndarray:
+        """Leave out steps at random, so that their number is a multiple. A few steps are all used."""
+        step_N, thinned = np.flatnonzero(mask_BT), mask_BT.copy()
+        if len(step_N) >= 4 * self.unit:
+            thinned.reshape(-1)[self.random.choice(step_N, len(step_N) % self.unit, replace=False)] = False
+        return thinned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +193,20 @@ class TensorBatch:
         actor_mask: str = "",
         labelled: bool = False,
         logp: bool = False,
+        rounding: np.random.Generator | None = None,
     ) -> TensorBatch:
         """Convert windows, cut to the longest of the batch, and move them to `device`.
 
         Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
         `loss_mask`, if one is named. The policy's terms also leave out steps that observe 0 in `actor_mask`.
-        `labelled`: with the labels; `logp`: with the log-probabilities of actions.
+        `labelled`: with the labels; `logp`: with the log-probabilities of actions. With `rounding`, batches of windows
+        of different lengths have few shapes: rows are added, valid steps repeated, and of those that count up to a 32nd
+        of the largest number is left out, drawn by it.
         """
         lengths = np.asarray(windows.lengths)
-        rows = int(lengths.max())
+        rows, most = int(lengths.max()), windows.columns[REWARD].shape[1]
+        rounded = None if rounding is None else Rounding.of(lengths, most - 1, rounding)
+        rows = rows if rounded is None else rounded.rows(rows, most)
         names = (*spaces.observation, ACTION, REWARD, TERMINATED)
         columns = {name: _to_tensor(windows.columns[name][:, :rows], device) for name in names}
         index, start = np.arange(rows), np.asarray(windows.start, dtype=np.int64)[:, None]
@@ -172,8 +219,10 @@ class TensorBatch:
             counted = counted & (index[:-1] >= np.asarray(windows.warm_up)[:, None])
         if loss_mask:
             counted = counted & (windows.columns[loss_mask][:, : rows - 1].reshape(counted.shape) != 0)
+        if rounded is not None:
+            counted = rounded.thin(counted)
         # One copy of all numbers, and one of all masks: each costs a device as much as a kernel.
-        whole = [start + index, _index_steps(real)]
+        whole = [start + index, _index_steps(real, rounded)]
         masks = [valid] if windows.cut_off is None else [valid, real]
         if counted is not real:
             whole.append(_index_steps(counted))

@@ -72,7 +72,7 @@ def read(directory: Path) -> Bundle:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except _UNREADABLE as error:
         raise make_damage_error(directory, error) from error
-    return Bundle(path=directory, record=record | {"precision": "float32", "seed": 0}, weights=weights, average={})
+    return Bundle(path=directory, record=record | {"seed": 0}, weights=weights, average={})
 
 
 def checked_files(directory: Path, record: Mapping[str, Any]) -> dict[str, bytes]:

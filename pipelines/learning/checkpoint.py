@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -63,7 +63,6 @@ class CheckpointRecord(Form):
     spaces: dict[str, Any] = Field(default_factory=dict)
     agent: dict[str, Any] = Field(default_factory=dict)
     context_length: int = Field(1, ge=1)
-    precision: Literal["float32", "bf16"] = "float32"
     seed: int = 0
     env: dict[str, Any] = Field(default_factory=dict)
     data: Data | None = None

@@ -35,7 +35,7 @@ _LATEST = "latest.json"
 _POINTER_BYTES, _WEIGHTS_BYTES = 1 << 16, 1 << 34
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
-_RECORDED = ("update", "steps_seen", "spaces", "agent", "context_length", "precision", "seed", "env")
+_RECORDED = ("update", "steps_seen", "spaces", "agent", "context_length", "seed", "env")
 
 
 class _Pointer(Form):

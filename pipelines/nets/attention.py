@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from pipelines.nets.compute import is_exporting, keep_constant
@@ -359,6 +360,17 @@ def attend(
     name = choose(backend, device, q_BHTD.dtype, window, length=length, packed=packed, head=head)
     with computing:
         return BACKENDS[name](q_BHTD, k_BHTD, v_BHTD, window, packing)
+
+
+@contextlib.contextmanager
+def avoid_plans(device: torch.device) -> Iterator[None]:
+    """Make a context in which torch leaves attention to other kernels than cuDNN's. That plans each shape anew, which
+    takes 38 ms on an H200, and each step of acting has a token more than the one before."""
+    if device.type != "cuda":
+        yield
+        return
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 def attend_cached(

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+
+
+def choose_precision(setting: str, device: torch.device) -> str:
+    """Choose the precision that `auto` stands for on a device: bf16 where it has units for it, which a CPU may not."""
+    if setting != "auto":
+        return setting
+    has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bf16" if has_units else "float32"
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -20,9 +28,8 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
     Casts of parameters are not cached: those made without gradient would be reused where a gradient is needed.
     """
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
+    dtype = DTYPES[precision]
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
@@ -32,8 +39,8 @@ def choose_dtype(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def keep_float32() -> Iterator[None]:
-    """Make a context in which matrices are not rounded to TF32, whatever `train.tf32` says. A matrix that multiplies a
-    vector never is, but a batch of them would be."""
+    """Make a context in which matrices are not rounded to TF32, whatever `train.precision` says. A matrix that
+    multiplies a vector never is, but a batch of them would be."""
     flags = torch.backends.cuda.matmul
     before, flags.allow_tf32 = flags.allow_tf32, False
     try:

@@ -313,7 +313,6 @@ def trained(
             capacity=checkpoint.record["context_length"],
             greedy=greedy,
             seed=seed,
-            precision=checkpoint.record["precision"],
             offset=env.episodes.offset,
             total=env.episodes.total,
             temperature=temperature,

@@ -388,7 +388,7 @@ class _Stopwatch:
             num_actors=self.env.num_envs,
             capacity=context,
             device=learner.device,
-            precision=learner.settings.precision,
+            precision=learner.precision,
             explores=True,
         )
         rollout = Rollout(self.env, policy, recording=Recording(sink=lambda trajectories: None))

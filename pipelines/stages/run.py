@@ -340,7 +340,7 @@ class ChainRunner:
                 capacity=self.settings.train.resolved_context_length,
                 seed=seed,
                 device=agent.gamma_G.device,
-                precision=self.settings.train.precision,
+                precision=self._training(listener).learner.precision,
                 explores=True,
             )
         agent.eval()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.learning.batch import TensorBatch
 
-_MOST_GRAPHS = 16  # shapes of batches; of each the memory of its activations is kept
+_MOST_GRAPHS = 64  # shapes of batches; their activations share memory, and each keeps a batch and gradients
 _MOST_SHAPES = 1024  # that are remembered as met
 _Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str, Tensor], list[Tensor]]]
 
@@ -58,7 +58,6 @@ class UpdateGraph:
         self,
         batch: TensorBatch,
         optimizer: torch.optim.Optimizer,
-        parameters: list[Tensor],
         generator: torch.Generator,
         pool: Any,
         backward: _Backward,
@@ -77,8 +76,6 @@ class UpdateGraph:
             metrics = metrics | clip()
             self._figures = torch.stack([*metrics.values()])
         self._names = [*metrics]
-        # Their memory is the graphs' own for as long as they are referred to.
-        self._gradients = [parameter.grad for parameter in parameters]
         options = [{name: group[name] for name in ("lr", "capturable")} for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group.update(lr=self._rate, capturable=True)

@@ -23,7 +23,7 @@ from pipelines.config import host
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import InitSettings, TrainSettings
 from pipelines.data.batch import Batch
-from pipelines.data.randomness import Purpose, key
+from pipelines.data.randomness import Purpose, key, stream
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.schema import LOGP
 from pipelines.lake.spaces import Spaces
@@ -35,7 +35,7 @@ from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
 from pipelines.learning.warm_start import Transfer, transfer
 from pipelines.nets import ranks
-from pipelines.nets.compute import autocast, forget_kept
+from pipelines.nets.compute import autocast, choose_precision, forget_kept
 from pipelines.training import speed
 from pipelines.training.graphs import UpdateGraph, UpdateGraphs
 from pipelines.training.optimizer import group_parameters, learning_rate, make_optimizer
@@ -74,6 +74,7 @@ class Learner:
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
+        self.precision = choose_precision(train.precision, self.device)
         self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.count_joined() > 1, NO_SHARDS
         self.agent = Agent(spaces, agent, seed=seed)
         if train.sharding == "fsdp":
@@ -82,7 +83,7 @@ class Learner:
             self.agent.to(self.device)
         self.agent.packed = train.packing
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
-        self.notices = speed.prepare(encoders, train, self.device)
+        self.notices = speed.prepare(encoders, train, self.device, self.precision)
         self.compiled = train.compile and not self.notices
         self._parallel: torch.nn.Module | None = None
         self._prepare()
@@ -137,6 +138,7 @@ class Learner:
             require_choices(batch, self.spaces)
         labelled = self.agent_settings.target == "label"
         logp = self.agent_settings.trace in ("retrace", "vtrace") and all(LOGP in batch.columns for batch in batches)
+        rounding = self.rounding()
         tensors = [
             TensorBatch.from_numpy(
                 batch,
@@ -146,6 +148,7 @@ class Learner:
                 logp=logp,
                 loss_mask=self.settings.loss_mask,
                 actor_mask=self.settings.actor_mask,
+                rounding=rounding,
             )
             for batch in batches
         ]
@@ -163,7 +166,7 @@ class Learner:
             self.shards.take_gradients()
             metrics |= self._clip()
         if (self.update + 1) % self.settings.log_every == 0:
-            with autocast(self.device, self.settings.precision):
+            with autocast(self.device, self.precision):
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
         is_finite = bool(metrics["grad_norm"] < torch.inf)  # waits for the device, once an update
         if is_finite:
@@ -205,16 +208,14 @@ class Learner:
 
         def record(pool: Any) -> UpdateGraph:
             set_seeds()
-            # What was kept before is not part of the graph. Its autograd nodes would add to gradients on a stream that is
-            # not recorded, which CUDA refuses.
+            # What was kept before is not part of the graph. Its autograd nodes would add to gradients on a stream that
+            # is not recorded, which CUDA refuses.
             forget_kept(self.agent)
             try:
-                return UpdateGraph(
-                    batch, self.optimizer, [*self.parameters], generator, pool, self._backward, self._clip, self._move
-                )
+                return UpdateGraph(batch, self.optimizer, generator, pool, self._backward, self._clip, self._move)
             finally:
                 forget_kept(self.agent)
-                for parameter in self.parameters:
+                for parameter in self.parameters:  # whose memory is the graph's: the next graph may use it, too
                     parameter.grad = None
 
         graph = self.graphs.find(batch, record)
@@ -299,7 +300,7 @@ class Learner:
         for place in range(len(tensors)):
             more = ranks.count_joined() > 1 and place < len(tensors) - 1
             with next_loss.no_sync() if more else contextlib.nullcontext():
-                with autocast(self.device, self.settings.precision):
+                with autocast(self.device, self.precision):
                     loss, metrics = next_loss(losses)
                 loss.backward()
             if "td_errors" in metrics:
@@ -334,9 +335,15 @@ class Learner:
             [key(*place, Purpose.DROPOUT) for place in places],
         )
 
+    def rounding(self) -> np.random.Generator | None:
+        """Return what rounds the next batch to one of few shapes; None where updates are not recorded."""
+        return None if self.graphs is None else stream(self.seed, self.update, 0, Purpose.STEPS)
+
     def describe(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend, ranks."""
-        found = speed.describe(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
+        found = speed.describe(
+            self.agent.sequence, self.settings, self.device, precision=self.precision, compiled=self.compiled
+        )
         found |= {} if self.graphs is None else {"graphs": True}
         if ranks.count_joined() == 1:
             return found
@@ -368,7 +375,6 @@ class Learner:
                 "spaces": self.spaces.to_json(),
                 "agent": self.agent_settings.model_dump(mode="json"),
                 "context_length": self.settings.resolved_context_length,
-                "precision": self.settings.precision,
                 "seed": self.seed,
                 "device": self.device.type,
             },

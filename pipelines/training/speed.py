@@ -25,10 +25,10 @@ _TIMED_SECONDS = 0.5  # of updates, for the estimate
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 1 << 25
 
 
-def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.device) -> list[str]:
+def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.device, precision: str) -> list[str]:
     """Apply the settings to the encoders; returns what could not be had, in words."""
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     else:
         keep_freed_memory()
     for encoder in encoders:
@@ -67,14 +67,16 @@ def _why_not_compiled(device: torch.device) -> str | None:
     return None
 
 
-def describe(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
+def describe(
+    sequence: nn.Module, settings: TrainSettings, device: torch.device, *, precision: str, compiled: bool
+) -> dict[str, Any]:
     """What a run computes with, for its record."""
-    facts: dict[str, Any] = {"device": str(device), "precision": settings.precision, "compiled": compiled}
+    facts: dict[str, Any] = {"device": str(device), "precision": precision, "compiled": compiled}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     window = getattr(sequence, "window", None)
     if isinstance(window, AttentionWindow):
-        dtype = DTYPES[settings.precision]
+        dtype = DTYPES[precision]
         if device.type == "cpu":
             dtype = torch.float32  # see attention.attend
         length, model = settings.resolved_context_length + 1, cast(TransformerSettings, sequence.settings)

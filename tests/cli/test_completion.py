@@ -59,8 +59,11 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("amago lake lineage runs/cart@", {"runs/cart@200", "runs/cart@best"}),
         ("amago collect --policy rand", {"random"}),
         ("amago train --set train.batch", {"train.batch_size="}),
-        ("amago train --set train.precision=", {"train.precision=float32", "train.precision=bf16"}),
-        ("amago train --set train.tf32=", {"train.tf32=true", "train.tf32=false"}),
+        (
+            "amago train --set train.precision=",
+            {f"train.precision={each}" for each in ("auto", "float32", "tf32", "bf16")},
+        ),
+        ("amago train --set train.packing=", {"train.packing=true", "train.packing=false"}),
         ("amago settings train.batch", {"train.batch_size"}),
         ("amago completion z", {"zsh"}),
     ],

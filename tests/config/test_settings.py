@@ -115,7 +115,7 @@ def test_numbers_of_all_tables_are_tested() -> None:
         "seed",
         "train.steps",
         "train.learning_rate",
-        "train.tf32",
+        "train.packing",
         "collect.steps",
         "train.publish",
     } <= FIELDS.keys()

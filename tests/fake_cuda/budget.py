@@ -84,7 +84,8 @@ def by_file(launches: Counter[str]) -> Counter[str]:
 def test_update(action: str, agent: dict[str, Any], train: dict[str, Any], budget: Counts, device: FakeCuda) -> None:
     spaces = Spaces(observation={"obs": Box(shape=(20,))}, action=ACTIONS[action])
     settings = AgentSettings.model_validate({"sequence": TRANSFORMER} | agent)
-    options: dict[str, Any] = {"batch_size": 4, "context_length": 32, "device": "cuda", "threads": 1} | train
+    options: dict[str, Any] = {"batch_size": 4, "context_length": 32, "device": "cuda", "threads": 1}
+    options |= {"precision": "float32", "cuda_graphs": False} | train
     learner = Learner(spaces, settings, TrainSettings(log_every=1000, **options), seed=0)
     size = learner.micro_batch_size
     lengths = (33, 5, 20, 8) if "packing" in train else (33,) * size

@@ -62,7 +62,7 @@ def learner(observation: str, device: str, **train: Any) -> Learner:
         agent["timestep"] = agent["timestep"] | {"columns": {"text": "tokens"}}
     spaces = Spaces(observation=OBSERVATIONS[observation], action=Discrete(n=4))
     options: dict[str, Any] = {"batch_size": 4, "context_length": 8, "threads": 1, "log_every": 2, "ema_decay": 0.9}
-    settings = TrainSettings(device=device, **(options | train))
+    settings = TrainSettings(device=device, precision="float32", **(options | train))
     return Learner(spaces, AgentSettings.model_validate(agent), settings, seed=0)
 
 

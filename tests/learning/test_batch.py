@@ -1,10 +1,17 @@
+import copy
+from dataclasses import replace
+
+import hypothesis
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.batch import StepIndex, TensorBatch, require_choices
-from tests.learning.factories import ACTIONS, OBSERVATION, windows
+from tests.learning.factories import ACTIONS, OBSERVATION, agent, windows
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
 
@@ -58,3 +65,70 @@ def test_steps_are_selected_as_by_their_mask():
     (ours,) = torch.autograd.grad((index.take_before(rows) * weight).sum(), rows)
     (theirs,) = torch.autograd.grad((rows[:, :-1][mask] * weight).sum(), rows)
     assert torch.equal(ours, theirs)
+
+
+@st.composite
+def uneven(draw):
+    lengths = draw(st.lists(st.integers(2, 33), min_size=2, max_size=12))
+    source = windows(SPACES, lengths=tuple(lengths), rows=33, terminated=0.0)
+    source.warm_up = draw(st.sampled_from([None, np.full(len(lengths), 3)]))
+    return source
+
+
+@given(uneven())
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_rounded_batches_have_few_shapes_and_the_steps_of_others(source):
+    plain = TensorBatch.from_numpy(source, SPACES)
+    found = TensorBatch.from_numpy(source, SPACES, rounding=np.random.default_rng(0))
+    steps, unit = plain.mask.shape[1], len(source.lengths)  # a 32nd of windows of 32 steps
+    assert torch.equal(found.mask[:, :steps], plain.mask)
+    assert not found.mask[:, steps:].any()
+    if len(set(source.lengths.tolist())) == 1:
+        assert found.mask.shape == plain.mask.shape
+        assert len(found.valid) == len(plain.valid)
+        return
+    assert found.mask.shape[1] % 4 == 0
+    assert found.mask.shape[1] - steps < 4
+    assert len(found.valid) % unit == 0
+    assert 0 <= len(found.valid) - len(plain.valid) < unit
+    counted, all_counted = found.loss_mask[:, :steps], plain.loss_mask
+    assert not (counted & ~all_counted).any()
+    assert torch.equal(found.counted.step_N, found.loss_mask.flatten().nonzero()[:, 0])
+    if all_counted.sum() < 4 * unit:
+        assert torch.equal(counted, all_counted)
+    else:
+        assert len(found.counted) % unit == 0
+        assert 0 <= len(plain.counted) - len(found.counted) < unit
+
+
+@given(uneven())
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_steps_that_are_repeated_change_no_value_of_a_batch(source):
+    plain = TensorBatch.from_numpy(source, SPACES)
+    found = TensorBatch.from_numpy(source, SPACES, rounding=np.random.default_rng(0))
+    here, steps = found.valid, plain.mask.shape[1]
+    for ours, theirs in (
+        (here.scatter(here.take_after(found.reward)), plain.valid.scatter(plain.valid.take_after(plain.reward))),
+        (here.scatter(here.take_before(found.reward)), plain.valid.scatter(plain.valid.take_before(plain.reward))),
+        (here.scatter(here.take(found.terminated)), plain.valid.scatter(plain.valid.take(plain.terminated))),
+    ):
+        assert torch.equal(ours[:, :steps], theirs)
+        assert not ours[:, steps:].any()
+
+
+@pytest.mark.parametrize("trace", ["none", "peng", "tree-backup", "retrace", "vtrace"])
+def test_the_loss_of_a_rounded_batch_is_that_of_its_steps(trace):
+    owner = agent(trace=trace, critic={"subset": 2, "ensemble": 2}, sequence="gru")
+    source = windows(owner.spaces, lengths=(33, 5, 20, 8, 2), rows=33, importance=np.array([1.0, 0.5, 0.2, 0.7, 0.9]))
+    source.columns["logp"] = np.zeros(source.columns["reward"].shape, dtype=np.float32)
+    found = TensorBatch.from_numpy(source, owner.spaces, logp=True, rounding=np.random.default_rng(0))
+    plain = TensorBatch.from_numpy(source, owner.spaces, logp=True)
+    assert len(found.counted) < len(plain.counted)
+    plain = replace(plain, counted=StepIndex.of(found.loss_mask[:, : plain.mask.shape[1]].contiguous()))
+    results = []
+    for each in (found, plain):
+        copied = copy.deepcopy(owner)
+        loss, metrics = copied.loss(each, torch.Generator().manual_seed(0))
+        loss.backward()
+        results.append([metrics, *(parameter.grad for parameter in copied.parameters() if parameter.grad is not None)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6, equal_nan=True)

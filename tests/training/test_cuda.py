@@ -13,6 +13,7 @@ import torch
 
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
+from pipelines.data.randomness import Purpose, stream
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.batch import TensorBatch
@@ -33,6 +34,12 @@ pytestmark = [
 CUDA = torch.device("cuda")
 
 
+@pytest.fixture(autouse=True)
+def without_tf32() -> None:
+    """A learner leaves its precision to the process; a test without one has that of the data sheet."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
 def alike(there: Learner, here: Learner) -> None:
     """Let `there`, on CUDA, draw what `here` draws."""
 
@@ -45,7 +52,7 @@ def alike(there: Learner, here: Learner) -> None:
 
 WAYS: list[dict[str, object]] = [
     {},
-    {"tf32": True},
+    {"precision": "tf32"},
     {"packing": True},
     {"activation_checkpointing": True},
     {"precision": "bf16"},
@@ -62,11 +69,11 @@ WAYS: list[dict[str, object]] = [
 )
 def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None:
     rng = np.random.default_rng(0)
-    there = encoding(case, device="cuda", **way)
+    there = encoding(case, device="cuda", **{"cuda_graphs": False} | way)
     here = encoding(case, device="cpu", precision=way.get("precision", "float32"))
     alike(there, here)
     assert there.notices == []
-    exact = not {"precision", "tf32"} & way.keys()
+    exact = "precision" not in way
     for _ in range(3):
         data = uneven(rng)
         ours, theirs = there.step(lambda size, data=data: data), here.step(lambda size, data=data: data)
@@ -103,6 +110,29 @@ def test_an_update_that_is_repeated_as_a_graph_is_the_same(case: str, way: dict[
         torch.testing.assert_close(ours, theirs, **close, msg=lambda text, n=name: f"{n}: {text}")
     for ours, theirs in zip(graphs.average, plain.average, strict=True):
         torch.testing.assert_close(ours, theirs, **close)
+
+
+def test_updates_of_windows_of_all_lengths_are_repeated_as_graphs() -> None:
+    rng = np.random.default_rng(0)
+    graphs, plain = (encoding("transformer", device="cuda", cuda_graphs=on) for on in (True, False))
+    plain.rounding = lambda: stream(plain.seed, plain.update, 0, Purpose.STEPS)  # type: ignore[method-assign]
+    for _ in range(12):
+        data = batch(rng, size=8, steps=9)
+        data.lengths[:] = rng.integers(2, 11, 8)
+        data.lengths[0] = 10
+        for column in data.columns.values():
+            for row, length in zip(column, data.lengths, strict=True):
+                row[length:] = 0
+        ours, theirs = (each.step(lambda size, data=data: data) for each in (graphs, plain))
+        for name in ours:
+            torch.testing.assert_close(
+                ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+            )
+    assert graphs.notices == []
+    assert graphs.graphs is not None
+    assert len(graphs.graphs) > 0
+    for ours, theirs in zip(graphs.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def batch(rng: np.random.Generator, size: int = 4, steps: int = 5) -> Batch:
 
 
 def learner(**train: object) -> Learner:
-    settings = tiny(train=train, agent={"sequence": {"dropout": 0.0}})
+    settings = tiny(train={"precision": "float32"} | train, agent={"sequence": {"dropout": 0.0}})
     return Learner(SPACES, settings.agent, settings.train, seed=3)
 
 
@@ -130,7 +130,7 @@ ENCODERS: dict[str, dict[str, object]] = {
 
 def encoding(case: str, *, dropout: float = 0.0, **train: object) -> Learner:
     """A learner whose sequence encoder is that of the case."""
-    settings = tiny(train=train)
+    settings = tiny(train={"precision": "float32"} | train)
     base = {**settings.agent.sequence.model_dump(), "dropout": 0.0} if case.startswith("transformer") else {}
     kind = ENCODERS[case] | ({"dropout": dropout} if dropout else {})
     agent = {**settings.agent.model_dump(), "sequence": base | kind}
