@@ -15,9 +15,9 @@ from pipelines.config.load import fold, merge, parse_assignment, resolve
 from pipelines.config.places import refuse_scheme
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import Settings, TrainSettings
 from pipelines.config.sizes import names_network
-from pipelines.errors import UsageError, masked
+from pipelines.errors import InputMissing, UsageError, masked
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.hub import is_on_hub
 from pipelines.lake.storage import is_remote
@@ -181,6 +181,18 @@ def preview(
         fields={"outputs": list(writes.values()), "settings": document, **(plan or {})}
         | ({"does": does} if does else {}),
     )
+
+
+def describe_device(settings: TrainSettings) -> str:
+    """Say where updates are computed, and in which precision, such as "on cpu in float32". Imports torch."""
+    from pipelines.learning.checkpoint import resolve_device
+    from pipelines.nets.compute import choose_precision
+
+    try:
+        device = resolve_device(settings.device)
+    except InputMissing:  # on the machine that trains it may be there
+        return f"on {settings.device}"
+    return f"on {device} in {choose_precision(settings.precision, device)}"
 
 
 def tabulate_choices(plan: Mapping[str, Any]) -> Iterator[str]:

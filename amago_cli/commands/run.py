@@ -81,7 +81,7 @@ def run(
 
     Example: amago run --env gym:CartPole-v1 --minutes 2
     """
-    from amago_cli.configuration import Request, preview
+    from amago_cli.configuration import Request, describe_device, preview
     from amago_cli.ranks import plan_launch
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
@@ -105,7 +105,9 @@ def run(
     if common.dry_run:
         settings = request.fit(run)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
-        return preview(common, settings, writes={"run": run})
+        trains = any(stage.stage == "train" for stage in settings.stages)
+        does = f"train {describe_device(settings.train)}" if trains else ""
+        return preview(common, settings, writes={"run": run}, does=does)
     if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:

@@ -100,7 +100,7 @@ def train(
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
-    from amago_cli.configuration import Request, exclude, load_stored, preview, read_plan
+    from amago_cli.configuration import Request, describe_device, exclude, load_stored, preview, read_plan
     from amago_cli.ranks import plan_launch
     from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
@@ -135,7 +135,7 @@ def train(
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)
         places = {"run": run, "checkpoints": run / "checkpoints"}
         does = f"train {add:,} updates more" if add else f"train up to update {settings.train.steps:,}"
-        return preview(common, settings, writes=places, does=does)
+        return preview(common, settings, writes=places, does=f"{does}, {describe_device(settings.train)}")
     if (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
