@@ -364,8 +364,8 @@ def attend(
 
 @contextlib.contextmanager
 def avoid_plans(device: torch.device) -> Iterator[None]:
-    """Make a context in which torch leaves attention to other kernels than cuDNN's. That makes a plan for each shape, which
-    takes 38 ms on an H200, and each step of acting has a token more than the one before."""
+    """Make a context in which torch leaves attention to other kernels than cuDNN's. That makes a plan for each shape,
+    which takes 38 ms on an H200, and each step of acting has a token more than the one before."""
     if device.type != "cuda":
         yield
         return
