@@ -1,12 +1,14 @@
 """Copying windows out of mapped segments.
 
-The windows of a batch are ordered by segment, those of an overlay by their base within it. Where several are in one
-file, one `take` of all their rows is the fastest copy in numpy; where most files have few, one `concatenate` of slices
-of many files is.
+The windows of a batch are ordered by segment, those of an overlay by their base within it. A window is a block of
+memory in each column, whatever file it is in, and one call copies those of all windows: a call for each file would cost
+more than the copy.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,13 +22,13 @@ from pipelines.data.view import View, base_rows, bases, first_steps
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.descriptors import reserve_descriptors
+from pipelines.files.memory import copy_blocks
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 8192  # kept mapped, if the process may have twice as many files open
-_TAKE_FROM = 4  # windows in one file above which a gather beats slices
 
 Columns = dict[str, np.ndarray]
 
@@ -69,6 +71,7 @@ class Gatherer:
     def __init__(self, view: View, rows: int) -> None:
         self._view, self._rows = view, rows
         self._moves = view.moves
+        self._wide = {column.name for column in view.schema.columns if column.is_blob}
         self._buffers = Buffers(view.schema.columns, rows)
         self._steps = np.arange(rows)
         self._readahead = Readahead()
@@ -107,9 +110,7 @@ class Gatherer:
         self._readahead.begin()
         if self._readahead.wanted:
             self._name_ranges(table, start, list(out))
-        if not (self._is_scattered(table) and self._join(table, start, out)):
-            for a, b in self._by_file(table["segment"]):
-                self._gather_file(table[a:b], start[a:b], {name: buffer[a:b] for name, buffer in out.items()})
+        self._copy(table, start, out)
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
@@ -282,71 +283,61 @@ class Gatherer:
         edges = np.flatnonzero(np.diff(self._view.file_of[segments], prepend=-1, append=-1))
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
-    def _is_scattered(self, table: np.ndarray) -> bool:
-        """Whether windows are in many files, few in each, and each in a single file without wide columns."""
-        files = np.count_nonzero(np.diff(self._view.file_of[table["segment"]])) + 1
-        is_plain = not any(column.is_blob for column in self._view.schema.columns)
-        return bool(is_plain and _TAKE_FROM * files > len(table) and (bases(table) == table["segment"]).all())
+    def _copy(self, table: np.ndarray, start: np.ndarray, out: Columns) -> None:
+        """Copy windows, each column from the file that has it: an overlay's own ones, or those of its base."""
+        own, base = table["row0"].astype(np.int64) + start, base_rows(table).astype(np.int64) + start
+        is_overlay = bases(table) != table["segment"]
+        self._copy_columns(table["segment"], own, np.flatnonzero(~is_overlay), out)
+        segments, overlaid = self._view.segments, np.flatnonzero(is_overlay)
+        numbers, number_of = np.unique(table["segment"][overlaid], return_inverse=True)
+        columns = [segments[number].columns for number in numbers.tolist()]
+        for changed in dict.fromkeys(map(frozenset, columns)):
+            at = overlaid[np.array([frozenset(each) == changed for each in columns])[number_of]]
+            self._copy_columns(table["segment"], own, at, {name: out[name] for name in out if name in changed})
+            self._copy_columns(bases(table), base, at, {name: out[name] for name in out if name not in changed})
 
-    def _join(self, table: np.ndarray, start: np.ndarray, out: Columns) -> bool:
-        """Copy windows that are scattered over files, column by column. Rows beyond the end of a file are 0. Return
-        False, with nothing copied, if all these files cannot be open at the same time."""
-        numbers, file_of = np.unique(table["segment"], return_inverse=True)
-        if len(numbers) > self._files.limit:
-            return False
-        segments = self._view.segments
-        try:
-            files = [self._files.open(segments[i].file, self._view.schema.id) for i in numbers.tolist()]
-        except (OSError, IntegrityError):  # one by one, they need fewer descriptors, and what is lost is named
-            return False
-        first = table["row0"].astype(np.int64) + start
-        beyond = np.maximum(first + self._rows - np.array([file.rows for file in files])[file_of], 0).tolist()
-        ranges = list(zip(file_of.tolist(), first.tolist(), (first + self._rows).tolist(), strict=True))
-        for name, target in out.items():
-            sources = [file.columns[name] for file in files]
-            parts = [sources[i][begin:end] for i, begin, end in ranges]
-            for i, missing in enumerate(beyond):
-                if missing:
-                    padding = np.zeros((missing, *target.shape[2:]), dtype=target.dtype)
-                    parts[i] = np.concatenate([parts[i], padding])
-            np.concatenate(parts, out=target.reshape(-1, *target.shape[2:]))
-        return True
+    def _copy_columns(self, numbers: np.ndarray, first: np.ndarray, at: np.ndarray, out: Columns) -> None:
+        """Copy the windows `at` some places of a batch, whose rows begin at `first` in the files of segments `numbers`.
+        Rows beyond the end of a file are left as they are."""
+        distinct, file_of = np.unique(numbers[at], return_inverse=True)
+        begin = 0
+        while out and begin < len(distinct):
+            most = self._files.limit  # fewer, once the process has too many files open
+            wanted = distinct[begin : begin + most].tolist()
+            try:  # not `_file`, which costs as much as the copy
+                files = [self._files.open(self._view.segments[i].file, self._view.schema.id) for i in wanted]
+            except (OSError, IntegrityError) as error:
+                is_lost = isinstance(error, IntegrityError | FileNotFoundError)
+                if not is_lost and len(wanted) > 1:
+                    self._files.limit = max(min(self._files.limit, len(wanted) // 2), 1)
+                    continue
+                files = [self._file(number) for number in wanted]  # says which it is
+            here = (file_of >= begin) & (file_of < begin + len(wanted))
+            self._copy_windows(files, wanted, file_of[here] - begin, first[at[here]], at[here], out)
+            begin += len(wanted)
 
-    def _gather_file(self, table: np.ndarray, start: np.ndarray, out: Columns) -> None:
-        segment = self._view.segments[int(table["segment"][0])]
-        own = {name: out[name] for name in segment.columns}
-        self._copy(segment.number, table["row0"].astype(np.int64) + start, own)
-        if not segment.is_overlay:
-            return
-        rest = [name for name in out if name not in own]
-        base, rows = bases(table), base_rows(table).astype(np.int64) + start
-        for a, b in self._by_file(base):
-            self._copy(int(base[a]), rows[a:b], {name: out[name][a:b] for name in rest})
-
-    def _copy(self, number: int, rows: np.ndarray, out: Columns) -> None:
-        """Copy rows [r, r + window) of a segment's file for every r in `rows`; rows beyond the file's end are left as
-        they are."""
-        file = self._file(number)
-        try:
-            self._copy_from(file, rows, out)
-        except (IntegrityError, FileNotFoundError) as error:
-            raise self._lost(number, error) from error
-
-    def _copy_from(self, file: SegmentFile, rows: np.ndarray, out: Columns) -> None:
-        gathered = len(rows) >= _TAKE_FROM
-        index = rows[:, None] + self._steps if gathered else np.zeros(0, dtype=np.int64)
-        bounds = [] if gathered else [(i, r, min(r + self._rows, file.rows)) for i, r in enumerate(rows.tolist())]
-        for name, target in out.items():
-            source = file.columns.get(name)
-            if source is None:
-                for i, r in enumerate(rows.tolist()):
-                    stop = min(r + self._rows, file.rows)
-                    file.copy_rows(name, r, stop, target[i, : stop - r])
-            elif gathered:
-                np.take(source, index, axis=0, out=target, mode="clip")
-            else:
-                for i, r, stop in bounds:
-                    target[i, : stop - r] = source[r:stop]
+    def _copy_windows(
+        self, files: list[SegmentFile], numbers: list[int], file_of: np.ndarray, first: np.ndarray, at: np.ndarray,
+        out: Columns,
+    ) -> None:  # fmt: skip
+        """Copy windows from these open files."""
+        plain = [name for name in out if name not in self._wide]
+        inside = first + self._rows <= np.array([file.rows for file in files])[file_of]
+        rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
+        find = operator.itemgetter(*plain) if plain else lambda addresses: ()
+        places = np.array([find(file.addresses) for file in files]).reshape(len(files), len(plain))[file_of]
+        for column, name in enumerate(plain):
+            target = out[name]
+            row_bytes = target.itemsize * math.prod(target.shape[2:])
+            copy_blocks(places[inside, column] + first[inside] * row_bytes, target, at[inside])
+        for name in out:
+            for i in range(len(at)) if name in self._wide else rest:
+                file, begin = files[file_of[i]], int(first[i])
+                stop = min(begin + self._rows, file.rows)
+                try:
+                    file.copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
+                except (IntegrityError, FileNotFoundError) as error:
+                    raise self._lost(numbers[file_of[i]], error) from error
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:
         """Announce to the operating system what will be copied."""

@@ -371,6 +371,17 @@ class SegmentFile:
         return _Layout(len(self.bytes), self.rows, places)
 
     @functools.cached_property
+    def addresses(self) -> dict[str, int]:
+        """Addresses of the columns in memory, whose rows follow each other. IntegrityError if one is not in the map."""
+        begin, found = self.bytes.ctypes.data, {}
+        for name, values in self.columns.items():
+            place = values.ctypes.data - begin
+            if not (values.flags.c_contiguous and 0 <= place <= len(self.bytes) - values.nbytes):
+                raise IntegrityError(f"segment '{self.path}' is damaged: its column '{name}' is not in the file")
+            found[name] = begin + place
+        return found
+
+    @functools.cached_property
     def footer(self) -> footer.Footer:
         """The footer. A file that was mapped again decodes it when it is asked for."""
         with pa.ipc.open_file(pa.py_buffer(self.bytes)) as reader:

@@ -13,6 +13,7 @@ import pytest
 from pipelines.data import gather
 from pipelines.data.gather import Gatherer, SegmentLost
 from pipelines.data.view import View
+from pipelines.errors import IntegrityError
 from pipelines.lake.folders import segment_key
 from pipelines.lake.segment import OpenSegments
 from pipelines.lake.store import Lake
@@ -98,6 +99,7 @@ import json, resource, sys
 import numpy as np
 from pipelines.data.gather import Gatherer
 from pipelines.data.view import View
+from pipelines.errors import IntegrityError
 from pipelines.lake.store import Lake
 from tests.data.test_open_files import draw
 
@@ -128,3 +130,15 @@ def test_too_few_descriptors_close_files_instead_of_ending_the_training(lake: La
     (expected, many), (found, few) = read(4096), read(40)
     assert found == expected
     assert few < 40 < many
+
+
+def test_addresses_are_those_of_columns_in_the_map(lake: Lake) -> None:
+    fill(lake, LENGTHS)
+    opened = OpenSegments(lake)
+    (id,) = {segment.file for segment in view_of(lake).segments}
+    file = opened.open(id, SCHEMA.id)
+    assert file.addresses == {name: values.ctypes.data for name, values in file.columns.items()}
+    del file.addresses
+    file.columns["reward"] = np.zeros(file.rows, dtype=np.float32)  # as a damaged footer might have it
+    with pytest.raises(IntegrityError, match="column 'reward' is not in the file"):
+        file.addresses  # noqa: B018
