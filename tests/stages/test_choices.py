@@ -229,6 +229,8 @@ def test_the_users_distribution_of_actions_decides_what_follows(actor: dict[str,
     [
         (0.05, 1.0, 1_000, 4),
         (0.09, 1.0, 1_000, 2),
+        (0.11, 1.0, 200, 2),
+        (0.14, 1.0, 1_000, 1),
         (0.01, 1.0, 250, 2),  # an episode has 100 decisions at least
         (0.01, 1.0, 150, 1),
         (0.05, 0.1, 1_000, 1),  # a point that is moved at once
