@@ -31,10 +31,10 @@ CONTEXT_OF_IMAGES = 16
 CONTEXT_OF_BOX = 8
 UNKNOWN_EPISODE = 64  # context length where the longest episode is not known
 
-# Time steps. Actions of a system with inertia are repeated so often that what is observed moves by about FINE_STEP of its
-# spread: credit, memory and exploration reach as far in fewer decisions. In the control suite's cartpole-swingup, after
-# 300 CPU seconds: 215 by single steps; 674, 621 and 221 by four (three seeds). In MountainCar -200 by single steps, whose
-# effects the critics could not tell apart, and -104 by two after half of that time.
+# Time steps. Actions of a system with inertia are repeated so often that what is observed moves by about FINE_STEP of
+# its spread: credit, memory and exploration reach as far in fewer decisions. In the control suite's cartpole-swingup,
+# after 300 CPU seconds: 215 by single steps; 674, 621 and 221 by four (three seeds). In MountainCar -200 by single
+# steps, whose effects the critics could not resolve, and -104 by two after half of that time.
 FINE_STEP, MOST_REPEAT, INERTIA = 0.2, 4, 0.5
 LEAST_DECISIONS = 100  # in the longest episode
 
