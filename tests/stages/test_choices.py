@@ -254,6 +254,13 @@ def test_few_episodes_explore_where_only_the_length_of_an_episode_pays(
     assert settings_of(chosen(seen, Budget(minutes=2))[0]).exploration.explorers == share
 
 
+def test_later_attempts_explore_less() -> None:
+    several = settings_of(chosen(LAKE, Budget(minutes=2))[0]).exploration
+    assert (several.kind, several.explorers) == ("bilevel", 0.0)
+    endless = replace(LAKE, horizon=None, num_attempts=None)
+    assert settings_of(chosen(endless, Budget(minutes=2))[0]).exploration.kind == "plain"
+
+
 def test_a_budget_counts_the_steps_of_the_environment() -> None:
     choices, _ = chosen(replace(CHEETAH, action_repeat=4), Budget(steps=80_000))
     settings = settings_of(choices)
