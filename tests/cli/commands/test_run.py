@@ -83,9 +83,9 @@ def test_a_change_is_refused_unless_fresh(amago: Amago, recipe: Path) -> None:
 
 @pytest.mark.system
 def test_a_dry_run_prints_toml_that_runs_and_touches_nothing(amago: Amago, recipe: Path) -> None:
-    shown = amago("run", recipe, "--set", "env.corridor=2", "--dry-run")
+    shown = amago("run", recipe, "--set", "env.corridor=2", "--set", "train.device=cpu", "--dry-run")
     assert shown.code == 0, shown.err
-    assert shown.out.startswith("# run would write run: runs/short")
+    assert shown.out.startswith("# run would train on cpu in float32\n# run would write run: runs/short\n")
     assert not Path("runs").exists()
     Path("resolved.toml").write_text(shown.out)
     assert amago("run", "resolved.toml").code == 0
