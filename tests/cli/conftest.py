@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -48,7 +49,8 @@ Amago = Callable[..., Call]
 
 def call(*arguments: object) -> Call:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    # This process may have been a rank in another test: it must not end as one.
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("amago_cli.ranks.end"):
         code = main([str(argument) for argument in arguments])
     return Call(code, out.getvalue(), err.getvalue())
 
