@@ -73,7 +73,6 @@ class Gatherer:
         self._moves = view.moves
         self._wide = {column.name for column in view.schema.columns if column.is_blob}
         self._buffers = Buffers(view.schema.columns, rows)
-        self._steps = np.arange(rows)
         self._readahead = Readahead()
         self._files = OpenSegments(
             view.lake,
@@ -322,7 +321,12 @@ class Gatherer:
     ) -> None:  # fmt: skip
         """Copy windows from these open files."""
         plain = [name for name in out if name not in self._wide]
-        inside = first + self._rows <= np.array([file.rows for file in files])[file_of]
+        stored = np.array([file.rows for file in files])[file_of]
+        wrong = np.flatnonzero((first < 0) | (first >= stored))
+        if len(wrong):  # addresses must not follow from what a damaged file says
+            file, number = files[file_of[wrong[0]]], numbers[file_of[wrong[0]]]
+            raise self._lost(number, IntegrityError(f"segment '{file.path}' is damaged: rows lie outside it"))
+        inside = first <= stored - self._rows
         rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
         find = operator.itemgetter(*plain) if plain else lambda addresses: ()
         places = np.array([find(file.addresses) for file in files]).reshape(len(files), len(plain))[file_of]

@@ -17,9 +17,10 @@ class _Blocks:
 def copy_blocks(address_N: np.ndarray, target: np.ndarray, place_N: np.ndarray) -> None:
     """Copy N blocks of memory to the places `place_N` of `target` (B, ...), each as large as an entry of it.
 
-    The caller must have made sure that all blocks lie in memory that is mapped: nothing is checked here. Numpy copies
-    them in one call, from wherever they are, where slices of many arrays would cost a microsecond each.
+    All blocks must lie in mapped memory, which the caller checks. One call copies them from wherever they are; slices
+    of many arrays would cost a microsecond each.
     """
+    assert target.flags.c_contiguous  # otherwise the copies would end up in another array
     size = target.itemsize * target[:1].size
     if len(address_N) == 0 or size == 0:
         return

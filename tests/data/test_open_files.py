@@ -142,3 +142,12 @@ def test_addresses_are_those_of_columns_in_the_map(lake: Lake) -> None:
     file.columns["reward"] = np.zeros(file.rows, dtype=np.float32)  # as a damaged footer might have it
     with pytest.raises(IntegrityError, match="column 'reward' is not in the file"):
         file.addresses  # noqa: B018
+
+
+@pytest.mark.parametrize("row0", [1000, 2**31, 2**32 - 1])
+def test_rows_outside_a_file_are_damage(lake: Lake, row0: int) -> None:
+    fill(lake, LENGTHS)
+    view = view_of(lake)
+    view.table["row0"] = row0
+    with pytest.raises(SegmentLost, match="rows lie outside it"):
+        Gatherer(view, 5).gather(np.arange(4), np.zeros(4, np.int64), np.ones(4, np.int64))
