@@ -45,6 +45,7 @@ _ASSIGNMENT = re.compile(r"^(?P<name>[\w./]+)[ \t]*=(?P<value>.*(?:\n[ \t]+.*)*)
 _EPOCH = re.compile(r"policy_epoch_(\d+)\.pt")
 _GAMMAS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
 _ACTIVATIONS: dict[Any, Activation] = {"leaky_relu": "leaky-relu", "relu": "relu", "gelu": "gelu", "mish": "mish"}
+_CONVOLUTIONS, _IMPALA = "timestep.image_encoders.0.convolutions", (16, 32, 32)
 _STRIDES = {(8, 4, 3): (4, 2, 1), (2, 2, 2): (1, 1, 1), (3, 3, 3, 3): (2, 1, 1, 1)}  # by kernels: AMAGO's defaults
 # Settings of AMAGO that change the losses alone: the agent's parameter, and ours.
 _OF_LOSSES = {
@@ -292,21 +293,10 @@ class _Reading:
         return {"hidden": widths, "symlog": False} | norm, size
 
     def _convert_images(self) -> tuple[dict[str, Any], int]:
-        names = [f"tstep_encoder.cnn.conv{n}" for n in range(1, 10) if self.has(f"tstep_encoder.cnn.conv{n}.weight")]
-        if not names:
-            self.refuse("its convolutions (IMPALAishCNN, or AMAGO's user's own) have no equivalent here")
-        shapes = [self.shape(f"{name}.weight", 4) for name in names]
-        kernels = tuple(kernel for *_, kernel in shapes)
-        given = [self.setting(f"{kind}.strides", None) for kind in ("NatureishCNN", "GridworldCNN")]
-        strides = next((tuple(each) for each in given if each is not None), _STRIDES.get(kernels, ()))
-        if len(strides) != len(kernels):
-            self.refuse("the strides of its convolutions are unknown; put AMAGO's config.txt beside it")
-        channels, layers = shapes[0][1], []
-        for place, (name, (outputs, *_, kernel), stride) in enumerate(zip(names, shapes, strides, strict=True)):
-            new = f"timestep.image_encoders.0.convolutions.{2 * place}"
-            self.move_linear(name, new, channels, outputs, kernel, kernel)
-            layers.append((outputs, kernel, stride))
-            channels = outputs
+        if any(name.startswith("tstep_encoder.cnn.blocks.") for name in self.left):
+            convolutions = self._convert_impala()
+        else:
+            convolutions = self._convert_convolutions()
         features, pixels = self.shape("tstep_encoder.img_features.weight", 2)
         extras, inputs = self.shape("tstep_encoder.rl2_features.weight", 2)
         size, _ = self.shape("tstep_encoder.merge.weight", 2)
@@ -315,8 +305,44 @@ class _Reading:
         self.move_linear("tstep_encoder.merge", "timestep.body", features + extras, size)
         shift = {"random_shift": 4} if self.setting("CNNTstepEncoder.drqv2_aug", False) else {}
         shift |= {"random_shift_share": self.setting("CNNTstepEncoder.aug_pct_of_batch", 0.75)}
-        image = {"kind": "nature", "layers": layers, "features": features, "extras": extras, **shift}
+        image = convolutions | {"features": features, "extras": extras, **shift}
         return {"image": image, "normalize": False, "symlog": True}, size
+
+    def _convert_convolutions(self) -> dict[str, Any]:
+        names = [f"tstep_encoder.cnn.conv{n}" for n in range(1, 10) if self.has(f"tstep_encoder.cnn.conv{n}.weight")]
+        if not names:
+            self.refuse("its convolutions are AMAGO's user's own, with no equivalent here")
+        shapes = [self.shape(f"{name}.weight", 4) for name in names]
+        kernels = tuple(kernel for *_, kernel in shapes)
+        given = [self.setting(f"{kind}.strides", None) for kind in ("NatureishCNN", "GridworldCNN")]
+        strides = next((tuple(each) for each in given if each is not None), _STRIDES.get(kernels, ()))
+        if len(strides) != len(kernels):
+            self.refuse("the strides of its convolutions are unknown; put AMAGO's config.txt beside it")
+        channels, layers = shapes[0][1], []
+        for place, (name, (outputs, *_, kernel), stride) in enumerate(zip(names, shapes, strides, strict=True)):
+            self.move_linear(name, f"{_CONVOLUTIONS}.{2 * place}", channels, outputs, kernel, kernel)
+            layers.append((outputs, kernel, stride))
+            channels = outputs
+        return {"kind": "nature", "layers": layers}
+
+    def _convert_impala(self) -> dict[str, Any]:
+        self.require("IMPALAishCNN.post_group_norm", True)
+        stages = self.count("tstep_encoder.cnn.blocks")
+        channels = self.shape("tstep_encoder.cnn.blocks.0.conv.weight", 4)[1]
+        found = [self.shape(f"tstep_encoder.cnn.blocks.{stage}.conv.weight", 4)[0] for stage in range(stages)]
+        if found != [*_IMPALA]:
+            self.refuse(f"IMPALAishCNN.cnn_block_depths = {found} has no equivalent here, only {[*_IMPALA]}"[:160])
+        for stage, outputs in enumerate(found):
+            old = f"tstep_encoder.cnn.blocks.{stage}"
+            self.move_linear(f"{old}.conv", f"{_CONVOLUTIONS}.{4 * stage}", channels, outputs, 3, 3)
+            for block in (1, 2):
+                was, now = f"{old}.residual{block}", f"{_CONVOLUTIONS}.{4 * stage + 1 + block}"
+                self.move_linear(f"{was}.conv1", f"{now}.body.1", outputs, outputs, 3, 3)
+                self.move_linear(f"{was}.conv2", f"{now}.body.3", outputs, outputs, 3, 3)
+                for name in ("weight", "bias"):
+                    self.made[f"{now}.norm.{name}"] = self.take(f"{was}.norm.{name}", (outputs,))
+            channels = outputs
+        return {"kind": "impala"}
 
     # Sequence encoders.
 
@@ -328,9 +354,38 @@ class _Reading:
             return self._convert_gru(inputs)
         if " traj_encoder.mambas." in names:
             return self._convert_mamba(inputs)
+        if " traj_encoder.traj_blocks." in names:
+            return self._convert_feedforward(inputs)
         if " traj_encoder." in names:
-            self.refuse("its sequence encoder (FFTrajEncoder, or AMAGO's user's own) has no equivalent here")
+            self.refuse("its sequence encoder is AMAGO's user's own, with no equivalent here")
         return {"kind": "identity"}, inputs
+
+    def _convert_feedforward(self, inputs: int) -> tuple[dict[str, Any], int]:
+        size, _ = self.shape("traj_encoder.traj_emb.weight", 2)
+        layers, first = self.count("traj_encoder.traj_blocks"), "traj_encoder.traj_blocks.0"
+        inner, _ = self.shape(f"{first}.ff1.weight", 2)
+        rms, layer_norm = self.has(f"{first}.norm1.norm.scale"), self.has(f"{first}.norm1.norm.weight")
+        self.move_linear("traj_encoder.traj_emb", "sequence.embed", inputs, size)
+        for layer in range(layers):
+            was, now = f"traj_encoder.traj_blocks.{layer}", f"sequence.blocks.{layer}"
+            self.move_linear(f"{was}.ff1", f"{now}.expand", size, inner)
+            self.move_linear(f"{was}.ff2", f"{now}.contract", inner, size)
+            if rms or layer_norm:
+                self.move_norm(f"{was}.norm1", f"{now}.inner_norm", inner, rms=rms)
+                self.move_norm(f"{was}.norm2", f"{now}.norm", size, rms=rms)
+        if not (rms or layer_norm):
+            self.require("FFTrajEncoder.norm", None, "none")
+        self.move_linear("traj_encoder.traj_last", "sequence.last", size, size)
+        self.move_norm("traj_encoder.out_norm", "sequence.norm", size)
+        return {
+            "kind": "feedforward",
+            "d_model": size,
+            "num_layers": layers,
+            "d_ff": inner,
+            "norm": "rms" if rms else "layer" if layer_norm else "none",
+            "activation": self.activation("FFTrajEncoder"),
+            "dropout": self.setting("FFTrajEncoder.dropout", 0.0),
+        }, size
 
     def _convert_gru(self, inputs: int) -> tuple[dict[str, Any], int]:
         layers = sum(name.startswith("traj_encoder.rnn.weight_ih_l") for name in self.left)
@@ -476,30 +531,91 @@ class _Reading:
         return {"gammas": gammas, "acting_gamma": self._of_agent("gamma", 0.999)}
 
     def _convert_heads(self, size: int, discounts: int) -> dict[str, Any]:
-        if any(name.startswith("actor.residual_blocks") for name in self.left):
-            self.refuse("its actor (ResidualActor) has no equivalent here")
-        widths, outputs = self.move_mlp("actor.base", "heads.actor.net", size)
+        residual = any(name.startswith("actor.residual_blocks") for name in self.left)
+        if residual:
+            of_class, (widths, outputs) = "ResidualActor", self._move_residual_actor(size)
+        else:
+            of_class, (widths, outputs) = "Actor", self.move_mlp("actor.base", "heads.actor.net", size)
         critic, action = self._convert_critics(size, discounts)
-        params = outputs // discounts
-        if params * discounts != outputs or (action and params not in (action, 2 * action)):
-            modes = "GMM" if action else "outputs"
-            self.refuse(f"the distribution of its actor ({modes}) has no equivalent here")
-        actor: dict[str, Any] = {"hidden": widths, "activation": self.activation("Actor"), "bit_probability_floor": 0.0}
-        actor["probability_floor"] = self.setting("Discrete.clip_prob_low", 1e-3)
-        actor["probability_ceiling"] = self.setting("Discrete.clip_prob_high", 0.99)
-        kind = str(self.setting("Actor.continuous_dist_type", "")).rpartition(".")[2].lstrip("@")
-        if kind not in ("", "TanhGaussian", "Multibinary"):
-            # Beta's least shape is 1.0001, where ours is 1.
-            self.refuse(f"the distribution of its actor ({kind[:40]}) has no equivalent here")
-        self.require("TanhGaussian.std_activation", "@tanh_bounded_positive", "@policy_dists.tanh_bounded_positive")
-        for bound, name, value in (("min", "std_low", math.exp(-5.0)), ("max", "std_high", math.exp(2.0))):
-            actor[f"{bound}_log_std"] = math.log(self.setting(f"TanhGaussian.{name}", value))
-        low, high = self.setting("TanhGaussian.clip_actions_on_log_prob", (-0.99, 0.99))
-        if low != -high:
-            self.refuse("TanhGaussian.clip_actions_on_log_prob is not symmetric, as it is here")
-        actor |= {"distribution": "tanh-gaussian", "action_clip": high}
+        if outputs % discounts:
+            self.refuse(f"its actor has {outputs} outputs, and {discounts} discounts")
+        actor: dict[str, Any] = {"hidden": widths, "residual": residual, "activation": self.activation(of_class)}
+        actor |= {
+            "probability_floor": self.setting("Discrete.clip_prob_low", 1e-3),
+            "probability_ceiling": self.setting("Discrete.clip_prob_high", 0.99),
+            "bit_probability_floor": 0.0,
+        }
+        if action and outputs != discounts * action:  # else choices or bits, which have a number each
+            actor |= self._convert_distribution(of_class, outputs // discounts, action)
         kind = "multi-task" if critic["kind"] == "two-hot" else "actor-critic"
         return {"actor": actor, "critic": critic, "kind": kind}
+
+    def _move_residual_actor(self, size: int) -> tuple[list[int], int]:
+        """Convert a ResidualActor; return its width and the inner widths of its blocks, and its outputs."""
+        old, new = "actor.residual_blocks", "heads.actor.net"
+        (width, *_), last = self.move_mlp("actor.inp", f"{new}.hidden.0", size)
+        widths = [width]
+        if last != width:
+            self.refuse(f"its actor is {last} wide, and {width} before")
+        for block in range(self.count(old)):
+            inner, _ = self.shape(f"{old}.{block}.0.weight", 2)
+            now = f"{new}.hidden.{block + 1}"
+            self.move_linear(f"{old}.{block}.0", f"{now}.expand", width, inner)
+            self.move_norm(f"{old}.{block}.1", f"{now}.inner_norm", inner)
+            self.move_linear(f"{old}.{block}.3", f"{now}.contract", inner, width)
+            self.move_norm(f"{old}.{block}.4", f"{now}.norm", width)
+            widths.append(inner)
+        outputs, _ = self.shape("actor.out.weight", 2)
+        self.move_linear("actor.out", f"{new}.last", width, outputs)
+        return widths, outputs
+
+    def _convert_distribution(self, of_class: str, params: int, action: int) -> dict[str, Any]:
+        """Choose the distribution of a policy of `action` numbers with `params` parameters."""
+        kind = str(self.setting(f"{of_class}.continuous_dist_type", "")).rpartition(".")[2].lstrip("@")
+        kind = kind or ("TanhGaussian" if params == 2 * action else "GMM")
+        modes, rest = divmod(params, 2 * action + 1)
+        if rest if kind == "GMM" else params != 2 * action:
+            self.refuse(f"its actor has {params} outputs for {action} actions, which are not those of a {kind[:40]}")
+        if kind == "TanhGaussian":
+            self._require_deviations(kind, "tanh_bounded_positive")
+            bounds = {"min": ("std_low", math.exp(-5.0)), "max": ("std_high", math.exp(2.0))}
+            made = {f"{end}_log_std": math.log(self.setting(f"{kind}.{name}", n)) for end, (name, n) in bounds.items()}
+            return {"distribution": "tanh-gaussian", **made, **self._choose_clip(kind)}
+        if kind == "Beta":
+            self._require_deviations(kind, "softplus_bounded_positive")
+            for name in ("alpha", "beta"):
+                self.require(f"Beta.{name}_low", 1.0001)
+                self.require(f"Beta.{name}_high", None)
+            return {"distribution": "beta", **self._choose_clip(kind)}
+        if kind != "GMM":
+            self.refuse(f"the distribution of its actor ({kind[:40]}) has no equivalent here")
+        self._require_deviations(kind, "softplus_bounded_positive")
+        self._sort_modes(modes, action)
+        high = self.setting("GMM.std_high", None)
+        made = {"min_log_std": math.log(self.setting("GMM.std_low", 1e-4))}
+        made["max_log_std"] = 60.0 if high is None else math.log(high)
+        # Where AMAGO clips the inside of its logarithm.
+        return {"distribution": "gaussian-mixture", "modes": modes, "action_clip": 1 - 1e-6, **made}
+
+    def _require_deviations(self, kind: str, function: str) -> None:
+        self.require(f"{kind}.std_activation", f"@{function}", f"@policy_dists.{function}")
+
+    def _choose_clip(self, kind: str) -> dict[str, Any]:
+        low, high = self.setting(f"{kind}.clip_actions_on_log_prob", (-0.99, 0.99))
+        if low != -high:
+            self.refuse(f"{kind}.clip_actions_on_log_prob is not symmetric, as it is here")
+        return {"action_clip": high}
+
+    def _sort_modes(self, modes: int, action: int) -> None:
+        """Sort the outputs of a mixture. AMAGO's are means, deviations and weights of all modes, ours the weights, then
+        each mode's means and deviations."""
+        from torch import cat
+
+        for name in ("weight", "bias"):
+            rows = self.made[f"heads.actor.net.last.{name}"].unflatten(0, (-1, modes * (2 * action + 1)))
+            means, deviations, weights = rows.split((modes * action, modes * action, modes), 1)
+            by_mode = cat([each.unflatten(1, (modes, -1)) for each in (means, deviations)], 2).flatten(1, 2)
+            self.made[f"heads.actor.net.last.{name}"] = cat((weights, by_mode), 1).flatten(0, 1).contiguous()
 
     def _convert_critics(self, size: int, discounts: int) -> tuple[dict[str, Any], int]:
         """Convert the critics; return their settings, and the size of actions, 0 for a table of values."""

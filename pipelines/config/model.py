@@ -126,9 +126,10 @@ class TimestepSettings(SettingsModel):
         return self
 
 
-class BlockSettings(SettingsModel):
-    """Residual blocks of the Transformer, and of its baseline without attention."""
+class TransformerSettings(SettingsModel):
+    """Causal Transformer over the tokens of a trajectory."""
 
+    kind: Literal["transformer"] = "transformer"
     d_model: Positive = 256
     """Width of the residual stream, and size of the output."""
     num_layers: Positive = 3
@@ -145,12 +146,6 @@ class BlockSettings(SettingsModel):
     """Two more norms: inside the feed-forward part, and after attention."""
     sigma_reparam: bool = True
     """Divide linears by their spectral norm, times a learned gain."""
-
-
-class TransformerSettings(BlockSettings):
-    """Causal Transformer over the tokens of a trajectory."""
-
-    kind: Literal["transformer"] = "transformer"
     num_heads: Positive = 8
     """Attention heads."""
     dropout_attention: Probability = 0.0
@@ -226,10 +221,22 @@ class MambaSettings(SettingsModel):
     """auto: fused kernels of mamba-ssm where installed, on CUDA; torch: never."""
 
 
-class FeedForwardSettings(BlockSettings):
-    """No memory: the Transformer's blocks without attention, on each token by itself."""
+class FeedForwardSettings(SettingsModel):
+    """No memory: residual blocks as wide as a Transformer's, on each token by itself."""
 
     kind: Literal["feedforward"] = "feedforward"
+    d_model: Positive = 256
+    """Width of the residual stream, and size of the output."""
+    num_layers: Positive = 3
+    """Number of blocks."""
+    d_ff: Positive = 1024
+    """Width inside a block."""
+    dropout: Probability = 0.05
+    """After each activation and on the output, while training."""
+    activation: Activation = "leaky-relu"
+    """After each linear layer but the last."""
+    norm: Literal["layer", "rms", "none"] = "layer"
+    """LayerNorm, RMSNorm or none before the activations of a block; LayerNorm follows the last layer anyway."""
 
 
 class IdentitySettings(SettingsModel):
@@ -279,7 +286,7 @@ class ActorSettings(SettingsModel):
     columns: tuple[str, ...] = ()
     """Observation columns that the policy head receives directly, in addition to the state; critics do not."""
     residual: bool = False
-    """Make the hidden layers residual, all as wide as the first."""
+    """`hidden` is the width of a residual stream, then the inner width of each residual block."""
     probability_floor: Probability = 1e-3
     """Minimum probability of each choice, mixed into the policy (a tenth at most over all choices)."""
     probability_ceiling: Annotated[float, Field(gt=0, le=1)] | None = None

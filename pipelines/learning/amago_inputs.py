@@ -2,7 +2,8 @@
 
 AMAGO concatenates the observation's arrays by name, then the previous reward and action. A Discrete observation is a
 number there and a choice in one-hot form here; images are x / 128 - 1 there and x / 255 here. Both are linear maps,
-which the first layer absorbs.
+which the first layer absorbs. Padded convolutions could not absorb the second; ours, those of IMPALA, receive x / 128
+- 1, too.
 """
 
 from __future__ import annotations
@@ -84,7 +85,12 @@ def arrange_inputs(weights: AmagoWeights, spaces: Spaces) -> dict[str, Tensor]:
     routes = {name: _choose_route(weights, name) for name in spaces.observation}
     if _FIRST not in tensors:
         images = [space for name, space in spaces.observation.items() if routes[name] == "image"]
-        return tensors | (_rescale_pixels(tensors, images[0].dtype) if images else {})
+        dtype = images[0].dtype if images else "uint8"
+        if weights.agent["timestep"]["image"]["kind"] != "impala":
+            return tensors | (_rescale_pixels(tensors, dtype) if images else {})
+        if dtype != "uint8":
+            raise UsageError(f"'{weights.path}': its IMPALAishCNN observes bytes, and '{dtype}' has no equivalent here")
+        return tensors
     flat = {name: space for name, space in spaces.observation.items() if routes[name] == "flat"}
     if any(isinstance(space, Ragged) for space in flat.values()):
         raise UsageError(f"'{weights.path}': AMAGO has no observations of varying length")

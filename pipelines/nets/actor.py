@@ -30,19 +30,20 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spa
 from pipelines.nets import init
 from pipelines.nets.compute import Kept, is_exporting
 from pipelines.nets.inputs import to_features
-from pipelines.nets.linear import MLP
+from pipelines.nets.linear import MLP, make_activation
 
 
 class _ResidualLayer(nn.Module):
-    """Residual layer: x + linear(act(linear(norm(x))))."""
+    """Residual layer: x + norm(linear(act(norm(linear(x))))) (BRO; Nauman et al. 2024, arXiv 2405.16158)."""
 
     def __init__(self, width: int, inner: int, activation: Activation) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.body = MLP(width, (inner,), width, gain=1.0, activation=activation)
+        self.expand, self.inner_norm = init.make_linear(width, inner), nn.LayerNorm(inner)
+        self.activation = make_activation(activation)
+        self.contract, self.norm = init.make_linear(inner, width, gain=1.0), nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(self.norm(x))
+        return x + self.norm(self.contract(self.activation(self.inner_norm(self.expand(x)))))
 
 
 class Actor(nn.Module):
@@ -56,10 +57,11 @@ class Actor(nn.Module):
         if not settings.residual:
             self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN, activation=settings.activation)
             return
-        width = settings.hidden[0]
+        width, *inner = settings.hidden
         self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
-        blocks = (_ResidualLayer(width, inner, settings.activation) for inner in settings.hidden)
-        self.net.hidden = nn.Sequential(init.make_linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
+        blocks = (_ResidualLayer(width, size, settings.activation) for size in inner)
+        first = MLP(input_size, (width,), width, gain=1.0, activation=settings.activation)
+        self.net.hidden = nn.Sequential(first, *blocks)
 
     def forward(self, h: Tensor) -> Tensor:
         """Map (..., D) to (..., G, P)."""
@@ -260,8 +262,9 @@ class TanhGaussian(_TanhPolicy):
 
 
 class GaussianMixture(_TanhPolicy):
-    """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
-    of its mode. Both entropies are upper bounds: that of the choice plus the mean of the modes'."""
+    """tanh of a mixture of diagonal Gaussians, whose deviations are softplus of an output. The mode weights receive a
+    sample's gradient straight through the choice of its mode. Both entropies are upper bounds: that of the choice plus
+    the mean of the modes'."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -273,7 +276,8 @@ class GaussianMixture(_TanhPolicy):
         """Split into log-weights (..., M), means and log-deviations (..., M, F)."""
         logits, rest = params.split((self.modes, 2 * self.modes * self.size), -1)
         mean, raw = rest.unflatten(-1, (self.modes, 2 * self.size)).chunk(2, -1)
-        return logits.log_softmax(-1), mean, self._log_std(raw)
+        log_std = (F.softplus(raw) + math.exp(self.low)).log().clamp_max(self.high)
+        return logits.log_softmax(-1), mean, log_std
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         log_weight, mean, log_std = self._split(params)
@@ -307,7 +311,7 @@ class GaussianMixture(_TanhPolicy):
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
 
-_EVEN = 1e-6  # far too small to change which action is more likely
+_ABOVE = 1e-4  # by how much a shape is above 1 at least, so that there is one most likely action
 _INSIDE = 1e-6, 1 - 1e-6  # what a draw is clamped to
 _TRIES = 6  # each fails with probability below .05 for shapes above 1
 
@@ -325,7 +329,11 @@ class BetaPolicy(_BoxPolicy):
 
     def _split(self, params: Tensor) -> Tensor:
         """Compute both shapes (..., 2, F)."""
-        return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
+        return 1 + self._split_above(params)
+
+    def _split_above(self, params: Tensor) -> Tensor:
+        """Compute by how much both shapes are above 1, not rounded to 0."""
+        return _ABOVE + F.softplus(params.unflatten(-1, (2, self.size)))
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         a, b = self._split(params).unbind(-2)
@@ -358,8 +366,7 @@ class BetaPolicy(_BoxPolicy):
         return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Compute the most probable action; the middle where the distribution is uniform (both shapes 1)."""
-        a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
+        a, b = self._split_above(params).unbind(-2)
         return 2 * a / (a + b) - 1
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:

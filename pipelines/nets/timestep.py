@@ -30,27 +30,29 @@ _NATURE_PIXELS = 36  # minimum side for the strided kernels
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 IMPALA = (16, 32, 32)  # channels of each stage; Espeholt et al. 2018, arXiv 1802.01561, figure 3
-GROUP = 8  # channels normalised together
+_IMPALA_PIXELS = 15  # minimum side of three stages
+_GROUPS = 4  # of channels that are normalised together
 CPU_PIXELS, _CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time with activation checkpointing
 
 
 class Residual(nn.Module):
-    """Residual block: x + convolution(act(norm(.))) twice."""
+    """Residual block: norm(x + convolution(act(convolution(act(x)))))."""
 
     def __init__(self, channels: int, activation: Activation) -> None:
         super().__init__()
         self.body = nn.Sequential()
         for _ in range(2):
-            self.body.extend((nn.GroupNorm(channels // GROUP, channels), make_activation(activation)))
+            self.body.append(make_activation(activation))
             self.body.append(init.make_layer(nn.Conv2d, channels, channels, 3, padding=1))
+        self.norm = nn.GroupNorm(_GROUPS, channels)
 
     def forward(self, x_NCXY: Tensor) -> Tensor:
-        return x_NCXY + self.body(x_NCXY)
+        return self.norm(x_NCXY + self.body(x_NCXY))
 
 
 class ImageEncoder(nn.Module):
     """Convolutional encoder of images (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are
-    recognised; uint8 is divided by 255, other dtypes are used unchanged."""
+    recognised; bytes x become x / 255, with impala x / 128 - 1, other dtypes are used unchanged."""
 
     def __init__(
         self, shape: tuple[int, int, int], settings: ImageSettings, activation: Activation = "leaky-relu"
@@ -61,20 +63,20 @@ class ImageEncoder(nn.Module):
         kind = settings.kind
         if kind == "auto":
             kind = "nature" if min(height, width) >= _NATURE_PIXELS else "grid"
-        if kind == "nature" and not settings.layers and min(height, width) < _NATURE_PIXELS:
+        least = {"nature": 0 if settings.layers else _NATURE_PIXELS, "impala": _IMPALA_PIXELS}.get(kind, 0)
+        if min(height, width) < least:
             raise UsageError(
-                f"an image of {height}x{width} is too small for 'nature' ({_NATURE_PIXELS} pixels or more)",
-                hint="let agent.timestep.image.kind be auto, impala or grid",
+                f"an image of {height}x{width} is too small for '{kind}' ({least} pixels or more)",
+                hint="let agent.timestep.image.kind be auto or grid",
             )
-        self.pixels = height * width
+        self.pixels, self.centred = height * width, kind == "impala"
         layers: list[nn.Module] = []
         if kind == "impala":
             for outputs in IMPALA:
                 layers += [init.make_layer(nn.Conv2d, channels, outputs, 3, padding=1)]
-                layers += [nn.MaxPool2d(3, stride=2, padding=1)]
+                layers += [nn.MaxPool2d(3, stride=2)]
                 layers += [Residual(outputs, activation), Residual(outputs, activation)]
-                height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
-            layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
+                height, width, channels = (height - 1) // 2, (width - 1) // 2, outputs
         else:
             for outputs, kernel, stride in settings.layers or (_NATURE if kind == "nature" else _GRID):
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
@@ -112,8 +114,9 @@ class ImageEncoder(nn.Module):
     def _encode(self, image_N: Tensor) -> Tensor:
         image_NCXY = image_N if self.channels_first else image_N.permute(0, 3, 1, 2)
         pixels = image_NCXY.to(self.head.weight.dtype)
-        maps = self.convolutions(pixels / 255 if image_N.dtype == torch.uint8 else pixels)
-        return self.head(maps.flatten(1))
+        if image_N.dtype == torch.uint8:
+            pixels = pixels / 128 - 1 if self.centred else pixels / 255
+        return self.head(self.convolutions(pixels).flatten(1))
 
 
 def shift_images(image_BT: Tensor, pixels: int, share: float, *, first: bool) -> Tensor:

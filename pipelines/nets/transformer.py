@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.model import BlockSettings, FeedForwardSettings, IdentitySettings, TransformerSettings
+from pipelines.config.model import FeedForwardSettings, IdentitySettings, TransformerSettings
 from pipelines.nets import init
 from pipelines.nets.attention import AttentionWindow, attend, attend_cached, compute_weights, dense
 from pipelines.nets.cache import KVCache, NoMemory
@@ -81,10 +81,9 @@ _Norm = tuple[list[int], Tensor, Tensor, float]
 
 
 class TransformerBlock(nn.Module):
-    """Transformer block: x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x))))); only the latter for
-    settings that are not a Transformer's."""
+    """Transformer block: x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x)))))."""
 
-    def __init__(self, settings: BlockSettings) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
         self.dropout = settings.dropout
@@ -92,19 +91,17 @@ class TransformerBlock(nn.Module):
         extra: Callable[[int], nn.Module] = norm if settings.normformer else nn.Identity
         plain = partial(init.make_layer, Linear, fill=init.fill_stream)
         linear = SigmaLinear if settings.sigma_reparam else plain
-        if isinstance(settings, TransformerSettings):
-            self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
-            self.before_attention, self.after_attention = norm(width), extra(width)
-            self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
-            self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
+        self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
+        self.before_attention, self.after_attention = norm(width), extra(width)
+        self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
+        self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
         self.before_ff, self.inside_ff = norm(width), extra(inner)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
         self.activation = make_activation(settings.activation)
 
-    def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
-        """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
-        if attention is not None:
-            x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
+    def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:
+        """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh)."""
+        x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
         return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
 
     def _mix(self, x_BTD: Tensor, attention: Attention, dropout: bool) -> Tensor:
@@ -374,16 +371,35 @@ class _MemoryFree(SequenceEncoder):
         pass
 
 
+class FeedForwardBlock(nn.Module):
+    """Residual block: x + act(norm(linear(act(norm(linear(x))))))."""
+
+    def __init__(self, settings: FeedForwardSettings) -> None:
+        super().__init__()
+        width, inner, kind = settings.d_model, settings.d_ff, settings.norm
+        self.dropout, self.activation = settings.dropout, make_activation(settings.activation)
+        self.expand, self.contract = init.make_linear(width, inner), init.make_linear(inner, width)
+        self.inner_norm, self.norm = (nn.Identity() if kind == "none" else make_norm(kind, n) for n in (inner, width))
+
+    def forward(self, x: Tensor, dropout: bool) -> Tensor:
+        inner = F.dropout(self.activation(self.inner_norm(self.expand(x))), self.dropout, dropout)
+        return x + F.dropout(self.activation(self.norm(self.contract(inner))), self.dropout, dropout)
+
+
 class FeedForward(_MemoryFree):
-    """The Transformer's blocks without attention: just as wide and deep, so that a Transformer's advantage over it is
-    due to memory."""
+    """A residual network just as wide and deep as a Transformer, so that a Transformer's advantage over it is due to
+    memory (AMAGO's FFTrajEncoder)."""
 
     def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
         super().__init__()
         self.output_size, self.dropout = settings.d_model, settings.dropout
-        self.embed = init.make_linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
-        self.norm = make_norm(settings.norm, settings.d_model)
+        self.embed, self.activation = (
+            init.make_linear(input_size, settings.d_model),
+            make_activation(settings.activation),
+        )
+        self.blocks = nn.ModuleList(FeedForwardBlock(settings) for _ in range(settings.num_layers))
+        self.last = init.make_linear(settings.d_model, settings.d_model, gain=1.0)
+        self.norm = nn.LayerNorm(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         return self._encode(x_BTD, self.training)
@@ -391,14 +407,12 @@ class FeedForward(_MemoryFree):
     def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
         return self._encode(x_ND, False)
 
-    def update_statistics(self) -> None:
-        update_spectral_norms(self)
-
     def _encode(self, x: Tensor, dropout: bool) -> Tensor:
-        x = F.dropout(self.embed(x).to(self.embed.weight.dtype), self.dropout, dropout)
+        embedded = self.activation(self.embed(x)).to(self.embed.weight.dtype)
+        x = F.dropout(embedded, self.dropout, dropout)
         for block in self.blocks:
-            x = self.run(block, x, None, dropout)
-        return self.norm(x)
+            x = self.run(block, x, dropout)
+        return F.dropout(self.norm(self.last(x)), self.dropout, dropout)
 
 
 class Identity(_MemoryFree):

@@ -26,7 +26,7 @@ from tests.tiers import some
 N, STEPS, CAPACITY = 3, 40, 10
 TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "dropout": 0}
 MIXED: dict[str, Space] = {
-    "image": Box(shape=(12, 12, 3), dtype="uint8"),
+    "image": Box(shape=(16, 16, 3), dtype="uint8"),
     "numbers": Box(shape=(3,)),
     "choice": Discrete(n=3),
     "choices": MultiDiscrete(nvec=(2, 3)),

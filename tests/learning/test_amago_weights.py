@@ -21,6 +21,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.learning.amago_inputs import make_checkpoint
 from pipelines.learning.checkpoint import load_agent
+from pipelines.nets.actor import BetaPolicy
 from pipelines.nets.inputs import to_features
 from tests.learning.amago.cases import BATCH, CASES, GOLDEN, LENGTH, Case, draw_tokens, draw_weights
 
@@ -64,8 +65,12 @@ def tokens_of(case: Case) -> dict[str, Any]:
 def policy_of(agent: Agent, params: torch.Tensor) -> dict[str, torch.Tensor]:
     policy: Any = agent.heads.policy
     if isinstance(agent.spaces.action, Box):
-        mean, log_std = policy._split(params)
-        return {"mean": mean, "std": log_std.exp()}
+        split = policy._split(params)
+        if isinstance(policy, BetaPolicy):
+            return dict(zip("ab", split.unbind(-2), strict=True))
+        *log_weight, mean, log_std = split  # of a mixture, which has weights
+        found = {"mean": mean, "std": log_std.exp()}
+        return found | ({"weight": log_weight[0].exp()} if log_weight else {})
     return {"probs": policy.probs(params)}
 
 
@@ -168,8 +173,7 @@ def test_a_truncated_or_compressed_file_is_refused(tmp_path: Path) -> None:
         ("-tstep_encoder.out_norm.norm.weight", "lacks 'tstep_encoder.out_norm.norm.weight'"),
         ("-traj_encoder.rnn.bias_hh_l1", "lacks 'traj_encoder.rnn.bias_hh_l1'"),
         ("+actor.base.in_layer.weight", "'actor.base.in_layer.weight' has the shape"),
-        ("actor.residual_blocks.0.0.weight", "ResidualActor"),
-        ("Actor.continuous_dist_type = @GMM", "GMM"),
+        ("actor.residual_blocks.0.0.weight", "lacks 'actor.inp.in_layer.weight'"),
         ("NCritics.activation = 'relu'", "NCritics.activation"),
         ("FFTstepEncoder.activation = 'adaptive'", "adaptive"),
         ("InputNorm.beta = 7.5", r"agent\.timestep\.normalize_rate would be 7\.5"),

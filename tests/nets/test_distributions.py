@@ -258,13 +258,13 @@ def test_samples_of_box_actions_follow_the_density(kind):
 def test_the_most_likely_action_of_a_flat_beta_is_in_the_middle():
     policy = make_distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
     params = torch.tensor([[-200.0, -30.0, -200.0, -30.0], [-200.0, 5.0, 3.0, -200.0]])
-    torch.testing.assert_close(policy.mode(params), torch.tensor([[0.0, 0.0], [-1.0, 1.0]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy.mode(params), torch.tensor([[0.0, 0.0], [-1.0, 1.0]]), atol=1e-4, rtol=0)
 
 
 def test_beta_equals_the_reference():
     policy = make_distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
     params, action = torch.randn(5, 4), torch.rand(5, 2) * 1.9 - 0.95
-    a, b = 1 + F.softplus(params[:, :2]), 1 + F.softplus(params[:, 2:])
+    a, b = 1.0001 + F.softplus(params[:, :2]), 1.0001 + F.softplus(params[:, 2:])
     reference = td.TransformedDistribution(td.Beta(a, b), td.AffineTransform(-1, 2))
     torch.testing.assert_close(
         policy.log_prob(params, action), reference.log_prob(action).sum(-1), rtol=1e-4, atol=1e-4
@@ -337,7 +337,7 @@ def test_mixture_by_hand():
     settings = ActorSettings(distribution="gaussian-mixture", modes=2)
     policy = make_distribution(Box(shape=(1,)), settings)
     params = torch.tensor([0.0, math.log(3.0), -0.5, 0.0, 0.5, 0.0])  # logits; mean, deviation; mean, deviation
-    std = math.exp(-1.5)
+    std = math.log(2) + math.exp(-5.0)
     parts = [td.TransformedDistribution(td.Normal(m, std), td.TanhTransform()) for m in (-0.5, 0.5)]
     action = torch.tensor([0.3])
     expected = (0.25 * parts[0].log_prob(action).exp() + 0.75 * parts[1].log_prob(action).exp()).log()

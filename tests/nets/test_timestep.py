@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -109,12 +107,18 @@ def test_channels_first_and_last_agree():
     torch.testing.assert_close(last(image), first(image.permute(0, 3, 1, 2)))
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 3), (7, 7, 3), (1, 1, 2), (3, 64, 64)])
-def test_impala_halves_three_times(shape):
+@pytest.mark.parametrize(("shape", "places"), [((84, 84, 3), 9 * 9), ((15, 23, 3), 1 * 2), ((3, 64, 64), 7 * 7)])
+def test_impala_halves_three_times(shape, places):
     net = ImageEncoder(shape, ImageSettings(kind="impala", features=5))
-    sides = shape[1:] if net.channels_first else shape[:2]
-    assert net.head.in_features == 32 * math.prod(-(-side // 8) for side in sides)
+    assert net.head.in_features == 32 * places
     assert net(torch.randint(256, (2, 3, *shape), dtype=torch.uint8)).shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("nature", 36), ("impala", 15)])
+def test_images_too_small_for_strides_are_refused(kind, least):
+    ImageEncoder((least, least, 3), ImageSettings(kind=kind))
+    with pytest.raises(UsageError, match=f"{least} pixels or more"):
+        ImageEncoder((least, least - 1, 3), ImageSettings(kind=kind))
 
 
 def test_floats_that_are_routed_to_convolutions_are_not_divided():

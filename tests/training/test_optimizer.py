@@ -53,15 +53,15 @@ SEQUENCES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "feedforward": (
         {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 16},
-        {"embed.weight", "blocks.0.expand.weight", "blocks.0.contract.weight"},
+        {"embed.weight", "blocks.0.expand.weight", "blocks.0.contract.weight", "last.weight"},
     ),
     "identity": ({"kind": "identity"}, set()),
 }  # fmt: skip
-IMAGE = {"obs": Box(shape=(12, 12, 3), dtype="uint8")}
+IMAGE = {"obs": Box(shape=(15, 15, 3), dtype="uint8")}
 IMAGES = {f"image_encoders.0.{name}" for name in ("convolutions.0.weight", "convolutions.2.weight", "head.weight")}
 IMPALA = {
     *(f"image_encoders.0.convolutions.{stage}.weight" for stage in (0, 4, 8)),
-    *(f"image_encoders.0.convolutions.{b}.body.{layer}.weight" for b in (2, 3, 6, 7, 10, 11) for layer in (2, 5)),
+    *(f"image_encoders.0.convolutions.{b}.body.{layer}.weight" for b in (2, 3, 6, 7, 10, 11) for layer in (1, 3)),
     "image_encoders.0.head.weight",
 }
 # The same below `timestep`.
@@ -80,13 +80,13 @@ TIMESTEPS: dict[str, tuple[dict[str, Space], dict[str, Any], set[str]]] = {
 ACTOR = {"actor.net.hidden.0.weight", "actor.net.last.weight"}
 CRITIC = {"critic.weights.0", "critic.last_weight"}
 RESIDUAL = {
-    "actor.net.hidden.0.weight", "actor.net.hidden.1.body.hidden.0.weight", "actor.net.hidden.1.body.last.weight",
+    *(f"actor.net.hidden.{name}.weight" for name in ("0.hidden.0", "0.last", "1.expand", "1.contract")),
     "actor.net.last.weight",
 }  # fmt: skip
 # The same below `heads`.
 HEADS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "table": ({}, ACTOR | CRITIC),
-    "residual actor": ({"actor": {"hidden": [8], "residual": True}}, RESIDUAL | CRITIC),
+    "residual actor": ({"actor": {"hidden": [8, 6], "residual": True}}, RESIDUAL | CRITIC),
     "two-hot": ({"kind": "multi-task"}, ACTOR | CRITIC),
     "no critics": ({"kind": "behaviour-cloning"}, ACTOR),
 }

@@ -20,12 +20,13 @@ BATCH, LENGTH = 2, 7
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An agent of AMAGO: its class, trajectory encoder and gin settings; observed arrays (shape and dtype by AMAGO's
-    name), Discrete observations (number of values) and actions (kind and size)."""
+    """An agent of AMAGO: its class, trajectory encoder, actor and gin settings; observed arrays (shape and dtype by
+    AMAGO's name), Discrete observations (number of values) and actions (kind and size)."""
 
     agent: str = "Agent"
     encoder: str
     tstep: str = "FFTstepEncoder"
+    actor: str = "Actor"
     arrays: Mapping[str, tuple[tuple[int, ...], str]] = field(
         default_factory=lambda: {"observation": ((5,), "float32")}
     )
@@ -47,10 +48,14 @@ TformerTrajEncoder.n_layers = 2
 TformerTrajEncoder.attention_type = @VanillaAttention
 GRUTrajEncoder.d_hidden = 11
 GRUTrajEncoder.d_output = 12
+FFTrajEncoder.d_model = 12
+FFTrajEncoder.d_ff = 16
 MambaTrajEncoder.d_model = 12
 MambaTrajEncoder.d_state = 4
 MambaTrajEncoder.n_layers = 2
 Actor.d_hidden = 14
+ResidualActor.feature_dim = 14
+ResidualActor.residual_ff_dim = 15
 NCritics.d_hidden = 13
 NCriticsTwoHot.d_hidden = 13
 NCriticsTwoHot.output_bins = 16
@@ -120,6 +125,34 @@ FFTstepEncoder.hide_rl2s = True
         tstep="CNNTstepEncoder",
         arrays={"view": ((5, 6, 2), "uint8")},
         gin="CNNTstepEncoder.cnn_type = @GridworldCNN\nCNNTstepEncoder.obs_key = 'view'",
+    ),
+    "feedforward-gmm": Case(
+        encoder="FFTrajEncoder",
+        action=("box", 2),
+        gin="Actor.continuous_dist_type = @GMM\nGMM.gmm_modes = 3\nFFTrajEncoder.activation = 'gelu'",
+    ),
+    "feedforward-beta": Case(
+        agent="MultiTaskAgent",
+        encoder="FFTrajEncoder",
+        action=("box", 2),
+        gin="""
+Actor.continuous_dist_type = @Beta
+Beta.clip_actions_on_log_prob = (-0.995, 0.995)
+FFTrajEncoder.n_layers = 2
+FFTrajEncoder.norm = 'layer'
+""",
+    ),
+    "residual-rms": Case(
+        encoder="FFTrajEncoder",
+        gin="FFTrajEncoder.norm = 'rmsnorm'",
+        actor="ResidualActor",
+    ),
+    "residual-box": Case(encoder="IdentityTrajEncoder", action=("box", 3), actor="ResidualActor"),
+    "impala-identity": Case(
+        encoder="IdentityTrajEncoder",
+        tstep="CNNTstepEncoder",
+        arrays={"observation": ((17, 22, 3), "uint8")},
+        gin="CNNTstepEncoder.cnn_type = @IMPALAishCNN",
     ),
     "drq-identity": Case(
         encoder="IdentityTrajEncoder",

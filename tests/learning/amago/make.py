@@ -40,7 +40,7 @@ def make_agent(case: Case) -> tuple[Any, str]:
     import gin
     import gymnasium as gym
     import torch
-    from amago.nets import cnn, traj_encoders, transformer, tstep_encoders
+    from amago.nets import actor_critic, cnn, traj_encoders, transformer, tstep_encoders
 
     kind, size = case.action
     gin.clear_config()
@@ -59,6 +59,7 @@ def make_agent(case: Case) -> tuple[Any, str]:
         max_seq_len=LENGTH,
         tstep_encoder_type=getattr(tstep_encoders, case.tstep),
         traj_encoder_type=getattr(traj_encoders, case.encoder),
+        actor_type=getattr(actor_critic, case.actor),
     )
     weights = draw_weights({name: tuple(tensor.shape) for name, tensor in agent.state_dict().items()})
     agent.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
@@ -66,9 +67,19 @@ def make_agent(case: Case) -> tuple[Any, str]:
 
 
 def describe_policy(dist: Any, kind: str) -> dict[str, np.ndarray]:
-    if kind == "box":
-        return {"mean": dist.base_dist.loc.numpy(), "std": dist.base_dist.scale.numpy()}
-    return {"probs": dist.probs.numpy()}
+    if kind != "box":
+        return {"probs": dist.probs.numpy()}
+    base = dist.base_dist
+    if hasattr(base, "concentration1"):
+        return {"a": base.concentration1.numpy(), "b": base.concentration0.numpy()}
+    if hasattr(base, "mixture_distribution"):
+        modes = base.component_distribution.base_dist
+        return {
+            "weight": base.mixture_distribution.probs.numpy(),
+            "mean": modes.loc.numpy(),
+            "std": modes.scale.numpy(),
+        }
+    return {"mean": base.loc.numpy(), "std": base.scale.numpy()}
 
 
 def compute(case: Case) -> dict[str, Any]:
