@@ -136,8 +136,9 @@ class EnvFacts:
     action before alone, and actions do not change what is observed later, as far as two ways to play the same
     episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played
     in a step. `step_change` (a share of the spread of what is observed) and `inertia` (a correlation): how far a
-    step moves it, and whether movement goes on; 0: not known. `step_seconds`: CPU seconds of a step of one actor,
-    resets included.
+    step moves it, and whether movement goes on; 0: not known. `shows_state`: an observation of one task and the action
+    predict what is observed next and the reward, and the steps before add little. `step_seconds`: CPU seconds of a
+    step of one actor, resets included.
     """
 
     name: str
@@ -166,6 +167,7 @@ class EnvFacts:
     action_repeat: int = 1
     step_change: float = 0.0
     inertia: float = 0.0
+    shows_state: bool = False
     step_seconds: float = 0.0
     has_gpu: bool = False
 
@@ -333,6 +335,9 @@ class Choices:
         elif facts.is_box and not self._uses_grid and not facts.has_text:
             context, reason = CONTEXT_OF_BOX, "continuous control needs many quick updates more than long windows"
             tokens = TOKENS_OF_BOX
+            if facts.shows_state:
+                why = "random play shows nothing to remember, and updates without memory take half the time"
+                self.choose("agent.sequence.kind", "identity", why)
         elif facts.has_text:
             context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
         else:

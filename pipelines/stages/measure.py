@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
@@ -20,10 +21,11 @@ from pipelines.envs.env import Env, Observation
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
 from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.spaces import Box, Discrete, Ragged
+from pipelines.lake.spaces import Box, Discrete, Ragged, Space
 from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
+from pipelines.nets.inputs import to_features
 from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, make_random_policy
@@ -36,6 +38,10 @@ _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
 _RECORDED_STEPS = 40  # of every actor, for the windows of these updates
 _OPENING_STEPS, _OPENING_SECONDS = 256, 0.5  # of an episode that is played twice, and of the second time
 _LEAST_COMPARED = 8  # steps of both
+# Models of random play: most rounds of all actors and numbers observed; least rows of either part; rectifiers; errors,
+# as shares of the variance, that are large, and that need not be halved; penalties.
+_MODEL_ROUNDS, _MODEL_SIZE, _MODEL_LEAST, _MODEL_FEATURES = 600, 512, 250, 300
+_MODEL_ERROR, _MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.5, 0.01, (0.01, 1.0, 100.0)
 _OFTEN = 0.25  # share of steps with a reward
 _STAGE = "measure"
 
@@ -94,6 +100,7 @@ def measure_env(
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),
         inertia=round_digits(probe.motion.inertia),
+        shows_state=len({episode.task for episode in seen.episodes.values()}) <= 1 and probe.transitions.show_state,
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
@@ -224,9 +231,10 @@ class _Probe:
         self.opening = _Opening(policy)
         spaces = env.spec.spaces.observation
         self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
+        self._sees_all = all(isinstance(space, Box) and not space.is_image for space in spaces.values())
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
         self.reward_max, self.reward_low, self.reward_high = 0.0, math.inf, -math.inf
-        self.motion = _Motion()
+        self.motion, self.transitions = _Motion(), _Transitions(env.spec.spaces.action)
         self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
         self._steps = self._rewarded = 0
 
@@ -254,7 +262,10 @@ class _Probe:
             np.maximum(largest, np.abs(observation[name]).max(axis=0), out=largest)
         if self._columns and self._is_moving:
             vectors = [observation[name].reshape(len(time), -1) for name in self._columns]
-            self.motion.note(np.concatenate(vectors, axis=1).astype(np.float64), time > 0)
+            rows = np.concatenate(vectors, axis=1).astype(np.float64)
+            self.motion.note(rows, time > 0)
+            if self._sees_all:
+                self.transitions.note(rows, prev_action, prev_reward, time)
         self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
         earned = prev_reward[time > 0]
         self.reward_low = min(self.reward_low, float(earned.min(initial=np.inf)))
@@ -306,6 +317,75 @@ class _Motion:
         if not self._moves or not (moving := self._moved > 0).any():
             return 0.0
         return float((self._along[moving] / self._moved[moving]).max())
+
+
+class _Transitions:
+    """The first steps of random play, by which a model of the next observation and of the reward is fitted."""
+
+    def __init__(self, action: Space) -> None:
+        self._action = action
+        self._rounds: list[tuple[np.ndarray, ...]] = []
+
+    def note(self, rows: np.ndarray, action: np.ndarray, reward: np.ndarray, time: np.ndarray) -> None:
+        """Add what the actors observe (N, D), after which action and reward, at which steps of their episodes."""
+        if len(self._rounds) < _MODEL_ROUNDS:
+            features = to_features(torch.as_tensor(np.array(action)), self._action).numpy().reshape(len(time), -1)
+            self._rounds.append((rows.copy(), features, np.array(reward, dtype=np.float64), np.array(time)))
+
+    @property
+    def show_state(self) -> bool:
+        """Whether an observation and the action predict what is observed next and the reward of actors that the model
+        has not seen, most of its variance at least, and two steps more would not halve the errors."""
+        if not self._rounds or (size := self._rounds[0][0].shape[1]) > _MODEL_SIZE:
+            return False
+        seen, action, reward, time = (np.stack(each) for each in zip(*self._rounds, strict=True))
+        seen, reward = self._standardize(seen), self._standardize(reward[..., None])
+        held_out = np.broadcast_to(np.arange(seen.shape[1]) % 4 == 0, time[3:].shape)
+        follows = time[3:] >= 3
+        held_out = held_out[follows]
+        if min(np.count_nonzero(held_out), np.count_nonzero(~held_out)) < _MODEL_LEAST:
+            return False
+
+        def before(steps: int) -> np.ndarray:
+            """Return observation, action and reward of so many steps before the present one."""
+            part = slice(2 - steps, len(seen) - 1 - steps)
+            taken = slice(3 - steps, len(seen) - steps)
+            return np.concatenate((seen[part], action[taken], reward[taken]), axis=-1)[follows]
+
+        present, after = before(0)[:, :-1], seen[3:][follows]
+        past = np.concatenate((present, before(1), before(2)), axis=1)
+        change = after - present[:, :size]
+        change = change[:, change.std(axis=0) > 0]
+        if not change.size:
+            return False
+        by_present, by_past = (float(np.median(_fit(each, change, held_out))) for each in (present, past))
+        if by_present > _MODEL_ERROR or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
+            return False
+        earned = reward[3:][follows]
+        return earned.std() == 0 or _fit(np.concatenate((present, after), axis=1), earned, held_out)[0] <= _MODEL_ERROR
+
+    @staticmethod
+    def _standardize(values: np.ndarray) -> np.ndarray:
+        deviation = values.std(axis=(0, 1))
+        return (values - values.mean(axis=(0, 1))) / np.where(deviation > 0, deviation, 1.0)
+
+
+def _fit(inputs: np.ndarray, targets: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Fit `targets` (M, D) by ridge regression on `inputs` (M, F) and on random rectifiers of them; return the mean
+    squared errors (D,) of the rows `held_out`, as shares of their variance, with the best of a few penalties."""
+    generator = np.random.default_rng(0)
+    deviation = inputs.std(axis=0)
+    x = (inputs - inputs.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    weight = generator.normal(size=(x.shape[1], _MODEL_FEATURES)) * 1.5 / math.sqrt(x.shape[1])
+    bent = np.maximum(x @ weight + generator.uniform(-1, 1, _MODEL_FEATURES), 0)
+    x = np.concatenate((x, bent, np.ones((len(x), 1))), axis=1)
+    centre = targets[~held_out].mean(axis=0)
+    known, wanted = x[~held_out], targets[~held_out] - centre
+    products, sums, errors = known.T @ known, known.T @ wanted, []
+    for penalty in _MODEL_PENALTIES:
+        fitted = np.linalg.solve(products + penalty * np.eye(len(products)), sums)
+        errors.append(np.square(x[held_out] @ fitted + centre - targets[held_out]).mean(axis=0))
+    return np.min(errors, axis=0) / np.maximum(targets[held_out].var(axis=0), 1e-9)
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:

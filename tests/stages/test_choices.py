@@ -90,6 +90,7 @@ facts = st.builds(
     observation_min=st.floats(0, 1e6),
     reward_max=st.floats(0, 1e6),
     rewards_at_once=st.booleans(),
+    shows_state=st.booleans(),
     step_seconds=st.floats(1e-7, 0.1),
 )
 rates = st.builds(Rates, update_seconds=st.floats(1e-3, 2), collect_seconds=st.floats(1e-6, 0.05))
@@ -288,6 +289,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CHEETAH, "agent.n_step", 3),
         (CHEETAH, "agent.acting_gamma", 0.999),
         (CHEETAH, "train.context_length", 8),
+        (replace(CHEETAH, shows_state=True), "agent.sequence.kind", "identity"),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
         (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),

@@ -265,6 +265,40 @@ def test_actions_are_repeated_where_steps_are_fine() -> None:
     assert made["Mass"].plan["measured"]["length_mean"] == 150
 
 
+class Hidden(Mass):
+    """A mass whose speed is not observed, whose place is rewarded by its distance to a goal that is not observed, or
+    whose observation is noisy."""
+
+    def __init__(self, speed: bool = False, goal: bool = False, noise: float = 0.0) -> None:
+        self.hides_speed, self.has_goal, self.noise = speed, goal, noise
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict]:
+        super().reset(**options)
+        self.goal = self.np_random.normal() if self.has_goal else 0.0
+        self.place, self.speed = self.np_random.normal(size=2)
+        return self._show(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        seen, _, *_ = super().step(action)
+        return seen, -abs(self.place - self.goal), False, self.time == 150, {}
+
+    def _show(self) -> np.ndarray:
+        shown = super()._show() + self.noise * self.np_random.normal(size=3).astype(np.float32)
+        shown[1] *= not self.hides_speed
+        return shown
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("hidden", "shows"), [({}, True), ({"speed": True}, False), ({"goal": True}, False), ({"noise": 0.5}, False)]
+)
+def test_random_play_shows_whether_there_is_something_to_remember(
+    hidden: dict[str, Any], shows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.stages.measure.is_users", lambda name: False)  # no process of its own
+    assert measured(f"{__name__}:Hidden", least=0.2, **hidden).shows_state == shows
+
+
 def settle_over(given: Mapping[str, Any], document: Mapping[str, Any]) -> Settings:
     return resolve(merge(document, given), env_model=find_env_model)
 
