@@ -335,14 +335,15 @@ class Choices:
         elif facts.is_box and not self._uses_grid and not facts.has_text:
             context, reason = CONTEXT_OF_BOX, "continuous control needs many quick updates more than long windows"
             tokens = TOKENS_OF_BOX
-            if facts.shows_state:
-                why = "random play shows nothing to remember, and updates without memory take half the time"
-                self.choose("agent.sequence.kind", "identity", why)
         elif facts.has_text:
             context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
         else:
             context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
         context = self.choose("train.context_length", context, reason)
+        is_long = not attempts and facts.longest > WHOLE_EPISODE
+        if facts.shows_state and is_long and self.find("agent.sequence") is None:
+            reason = "random play shows nothing to remember, and updates without memory take half the time"
+            self.choose("agent.sequence.kind", "identity", reason)
         tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
         least = LEAST_WINDOWS_AT_ONCE if facts.rewards_at_once else LEAST_WINDOWS
         windows = max(least, tokens // _to_number(context, WHOLE_ATTEMPTS))

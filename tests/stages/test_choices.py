@@ -255,6 +255,12 @@ def test_few_episodes_explore_where_only_the_length_of_an_episode_pays(
     assert settings_of(chosen(seen, Budget(minutes=2))[0]).exploration.explorers == share
 
 
+def test_a_sequence_encoder_of_ones_own_is_kept() -> None:
+    seen = replace(CARTPOLE, shows_state=True)
+    choices, _ = chosen(seen, Budget(minutes=2), agent={"sequence": {"num_layers": 1}})
+    assert settings_of(choices).agent.sequence.kind == "transformer"
+
+
 def test_later_attempts_explore_less() -> None:
     several = settings_of(chosen(LAKE, Budget(minutes=2))[0]).exploration
     assert (several.kind, several.explorers) == ("bilevel", 0.0)
@@ -290,6 +296,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CHEETAH, "agent.acting_gamma", 0.999),
         (CHEETAH, "train.context_length", 8),
         (replace(CHEETAH, shows_state=True), "agent.sequence.kind", "identity"),
+        (replace(CARTPOLE, shows_state=True), "agent.sequence.kind", "identity"),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
         (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),
