@@ -362,7 +362,8 @@ class _Transitions:
         if by_present > _MODEL_ERROR or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
             return False
         earned = reward[3:][follows]
-        return earned.std() == 0 or _fit(np.concatenate((present, after), axis=1), earned, held_out)[0] <= _MODEL_ERROR
+        by_both = _fit(np.concatenate((present, after), axis=1), earned, held_out)[0] if earned.any() else 0.0
+        return bool(by_both <= _MODEL_ERROR)
 
     @staticmethod
     def _standardize(values: np.ndarray) -> np.ndarray:

@@ -296,7 +296,7 @@ def test_random_play_shows_whether_there_is_something_to_remember(
     hidden: dict[str, Any], shows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.stages.measure.is_users", lambda name: False)  # no process of its own
-    assert measured(f"{__name__}:Hidden", least=0.2, **hidden).shows_state == shows
+    assert measured(f"{__name__}:Hidden", least=0.2, **hidden).shows_state is shows
 
 
 def settle_over(given: Mapping[str, Any], document: Mapping[str, Any]) -> Settings:
