@@ -41,7 +41,7 @@ _LEAST_COMPARED = 8  # steps of both
 # Models of random play: most rounds of all actors and numbers observed; least rows of either part; rectifiers; errors,
 # as shares of the variance, that are large, and that need not be halved; penalties.
 _MODEL_ROUNDS, _MODEL_SIZE, _MODEL_LEAST, _MODEL_FEATURES = 600, 512, 250, 300
-_MODEL_ERROR, _MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.5, 0.01, (0.01, 1.0, 100.0)
+_MOST_UNKNOWN, _MOST_UNKNOWN_REWARD, _MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.6, 0.5, 0.01, (0.01, 1.0, 100.0)
 _OFTEN = 0.25  # share of steps with a reward
 _STAGE = "measure"
 
@@ -359,11 +359,11 @@ class _Transitions:
         if not change.size:
             return False
         by_present, by_past = (float(np.median(_fit(each, change, held_out))) for each in (present, past))
-        if by_present > _MODEL_ERROR or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
+        if by_present > _MOST_UNKNOWN or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
             return False
         earned = reward[3:][follows]
         by_both = _fit(np.concatenate((present, after), axis=1), earned, held_out)[0] if earned.any() else 0.0
-        return bool(by_both <= _MODEL_ERROR)
+        return bool(by_both <= _MOST_UNKNOWN_REWARD)
 
     @staticmethod
     def _standardize(values: np.ndarray) -> np.ndarray:
@@ -372,20 +372,26 @@ class _Transitions:
 
 
 def _fit(inputs: np.ndarray, targets: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Fit `targets` (M, D) by ridge regression on `inputs` (M, F) and on random rectifiers of them; return the mean
-    squared errors (D,) of the rows `held_out`, as shares of their variance, with the best of a few penalties."""
+    """Fit `targets` (M, D) by ridge regression on `inputs` (M, F) and on random rectifiers of them, without and with
+    products of two; return the mean squared errors (D,) of the rows `held_out`, as shares of their variance, with the
+    best of a few penalties."""
     generator = np.random.default_rng(0)
     deviation = inputs.std(axis=0)
     x = (inputs - inputs.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    one, other = np.triu_indices(x.shape[1])
+    if len(one) > _MODEL_FEATURES:
+        one, other = generator.integers(0, x.shape[1], (2, _MODEL_FEATURES))
+    products = (x[:, one] * x[:, other]).clip(-9, 9)
     weight = generator.normal(size=(x.shape[1], _MODEL_FEATURES)) * 1.5 / math.sqrt(x.shape[1])
     bent = np.maximum(x @ weight + generator.uniform(-1, 1, _MODEL_FEATURES), 0)
-    x = np.concatenate((x, bent, np.ones((len(x), 1))), axis=1)
-    centre = targets[~held_out].mean(axis=0)
-    known, wanted = x[~held_out], targets[~held_out] - centre
-    products, sums, errors = known.T @ known, known.T @ wanted, []
-    for penalty in _MODEL_PENALTIES:
-        fitted = np.linalg.solve(products + penalty * np.eye(len(products)), sums)
-        errors.append(np.square(x[held_out] @ fitted + centre - targets[held_out]).mean(axis=0))
+    centre, errors = targets[~held_out].mean(axis=0), []
+    for features in ((x, bent), (x, bent, products)):
+        z = np.concatenate((*features, np.ones((len(x), 1))), axis=1)
+        known, left = z[~held_out], targets - centre
+        squares, sums = known.T @ known, known.T @ left[~held_out]
+        for penalty in _MODEL_PENALTIES:
+            fitted = np.linalg.solve(squares + penalty * np.eye(len(squares)), sums)
+            errors.append(np.square(z[held_out] @ fitted - left[held_out]).mean(axis=0))
     return np.min(errors, axis=0) / np.maximum(targets[held_out].var(axis=0), 1e-9)
 
 
