@@ -163,6 +163,13 @@ function attemptBands(marks, start, stop) {
 
 const yAxis = (extra) => ({ title: null, minExtent: LEFT, maxExtent: LEFT, tickCount: 3, labelLimit: LEFT - 8, ...extra });
 
+/** An axis of `count` choices. By itself, Vega's has ticks between them where there are two or three. */
+function choiceAxis(count, extra) {
+  const step = Math.max(1, Math.ceil((count - 1) / 4));
+  const values = Array.from({ length: Math.floor((count - 1) / step) + 1 }, (_, place) => place * step);
+  return yAxis({ values, format: "d", ...extra });
+}
+
 function lineLayers(lane, x, window) {
   const values = [];
   for (const series of lane.series) {
@@ -180,7 +187,7 @@ function lineLayers(lane, x, window) {
   const scale = flat ? { domain: [(values.length ? lowest : 0) - 1, (values.length ? lowest : 0) + 1] } : { zero: lane.zero ?? false, nice: true };
   const size = Math.max(Math.abs(lowest), Math.abs(highest));
   const format = size > 0 && size < 1e-3 ? ".1e" : size >= 1e5 ? "~s" : highest - lowest < size / 100 ? ".6~g" : undefined;
-  const axis = yAxis(discrete ? { tickMinStep: 1, format: "d" } : { format });
+  const axis = discrete && lane.choices ? choiceAxis(lane.choices) : yAxis(discrete ? { tickMinStep: 1, format: "d" } : { format });
   const y = { field: "v", type: "quantitative", scale: discrete && lane.choices ? { domain: [-0.5, lane.choices - 0.5] } : scale, axis };
   const domain = [...new Set(lane.series.map((series) => (several ? series.label : series.which ?? "")))];
   const color = { field: several ? "series" : "which", type: "nominal", scale: { domain }, legend: several || both ? { title: null } : null };
@@ -215,7 +222,7 @@ function heatLayers(lane, x) {
       values.push({ a: t[place] - 0.5, b: (t[place + every] ?? end) - 0.5, row: row - 0.5, top: row + 0.5, v: part.reduce((sum, value) => sum + value, 0) / part.length });
     }
   });
-  const y = { field: "row", type: "quantitative", scale: { domain: [-0.5, lane.series.length - 0.5], reverse: true, nice: false }, axis: yAxis({ tickMinStep: 1, format: "d", grid: false }) };
+  const y = { field: "row", type: "quantitative", scale: { domain: [-0.5, lane.series.length - 0.5], reverse: true, nice: false }, axis: choiceAxis(lane.series.length, { grid: false }) };
   return [{
     data: { values }, mark: { type: "rect", clip: true },
     encoding: { x: { ...x, field: "a" }, x2: { field: "b" }, y, y2: { field: "top" }, color: { field: "v", type: "quantitative", scale: { scheme: "viridis" }, legend: null } },
