@@ -9,14 +9,13 @@ import errno
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from amago_cli import guard, ranks, streams
 from amago_cli.invocation import Invocation
 from amago_cli.render import escaping
-from amago_cli.render.output import output_of
+from amago_cli.render.output import Failure, output_of
 from amago_cli.stopping import Stopped
 
 BROKEN_PIPE = 128 + 13
@@ -36,24 +35,6 @@ _MACHINE = {
 
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
 _NOT_POSITIONAL = {"collect": "--env", "relabel": "--from-lake", "train": "--from-lake"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An exception as it is reported. The user or the machine caused an `expected` one, so it has no traceback."""
-
-    kind: str
-    message: str
-    exit_code: int
-    hint: str | None = None
-    problems: Sequence[str] = ()
-    expected: bool = True
-    result: Any = None
-    """Partial result of the stage, e.g. the scores that missed `--require`."""
-
-    @property
-    def interrupted(self) -> bool:
-        return self.exit_code in (129, 130, 143)
 
 
 def refuse_shadowed_engine() -> None:

@@ -20,7 +20,7 @@ from amago_cli.invocation import Invocation
 from amago_cli.stopping import handled_signals
 
 if TYPE_CHECKING:
-    from amago_cli.errors import Failure
+    from amago_cli.render.output import Failure
     from pipelines.config.settings import TrainSettings
 
 _POLL_SECONDS = 0.05

@@ -17,7 +17,6 @@ from amago_cli.render.table import cell, plain, raw, render
 from amago_cli.streams import carries_unicode
 
 if TYPE_CHECKING:
-    from amago_cli.errors import Failure
     from pipelines.stages.result import Result
 
 SCHEMA = "amago/1"
@@ -47,6 +46,24 @@ class FileContent:
     """An open file whose bytes are the result."""
 
     file: BinaryIO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception as it is reported. The user or the machine caused an `expected` one, so it has no traceback."""
+
+    kind: str
+    message: str
+    exit_code: int
+    hint: str | None = None
+    problems: Sequence[str] = ()
+    expected: bool = True
+    result: Any = None
+    """Partial result of the stage, e.g. the scores that missed `--require`."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.exit_code in (129, 130, 143)
 
 
 @runtime_checkable
