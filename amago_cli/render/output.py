@@ -62,7 +62,8 @@ class Failure:
     """Partial result of the stage, e.g. the scores that missed `--require`."""
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
+        """Whether a signal ended the command."""
         return self.exit_code in (129, 130, 143)
 
 
@@ -151,7 +152,7 @@ class JsonOutput:
             print(dumps(self._object(outcome.status, outcome)))
 
     def failure(self, failure: Failure) -> None:
-        status = "interrupted" if failure.interrupted else "failed"
+        status = "interrupted" if failure.is_interrupted else "failed"
         error = {
             "type": failure.kind,
             "message": failure.message,
