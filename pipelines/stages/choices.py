@@ -128,7 +128,8 @@ class EnvFacts:
     """What was measured of an environment, in random play.
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
-    (None: unknown); `action_mask`: column of the action mask ("": none); `length_mean`, `length_min` and `length_max`
+    (None: unknown); `action_mask`: column of the action mask ("": none); `relabeler`: the one that gives
+    episodes other goals ("": there is no goal rule); `length_mean`, `length_min` and `length_max`
     of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
@@ -151,6 +152,7 @@ class EnvFacts:
     num_attempts: int | None = 1
     has_success: bool = False
     action_mask: str = ""
+    relabeler: str = ""
     one_by_one: bool = True
     episodes: int = 0
     length_mean: float = 0.0
@@ -293,6 +295,9 @@ class Choices:
         self._choose_discounts()
         self._choose_targets()
         self._choose_inputs()
+        if self.facts.relabeler:
+            reason = "goals that were reached by chance teach how to reach those that are asked for"
+            self.choose("train.relabel.relabeler", [self.facts.relabeler], reason)
         self._choose_actors()
 
     @property

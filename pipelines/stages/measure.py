@@ -26,6 +26,7 @@ from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets.inputs import to_features
+from pipelines.relabelers.goals import find_relabeler
 from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, make_random_policy
@@ -96,6 +97,7 @@ def measure_env(
         num_attempts=spec.num_attempts,
         has_success=spec.has_success,
         action_mask=spec.action_mask,
+        relabeler=find_relabeler(env.name, observation),
         one_by_one=one_by_one,
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),

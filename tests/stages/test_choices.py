@@ -313,6 +313,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (replace(CARTPOLE, observation_max=1.2, observation_min=0.05), "agent.timestep.normalize", True),
         (replace(CARTPOLE, observation_max=1.2, observation_min=0.3), "agent.timestep.normalize", False),
         (CHEETAH, "exploration.start", 0.5),
+        (replace(LAKE, relabeler="hindsight"), "train.relabel.relabeler", ["hindsight"]),
     ],
 )
 def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value: object) -> None:

@@ -130,6 +130,14 @@ def test_a_broken_environment_is_its_own_error() -> None:
         measured("tests.stages.test_make_recipe:Broken")
 
 
+@pytest.mark.parametrize(
+    ("name", "relabeler"),
+    [("goal-frozen-lake", "hindsight"), ("mazerunner", "instruction:some"), ("tmaze", "")],
+)
+def test_hindsight_is_for_environments_with_a_goal_rule(name: str, relabeler: str) -> None:
+    assert measured(name, seconds=0.1).relabeler == relabeler
+
+
 def test_facts_of_spaces() -> None:
     pendulum = measured("gym:Pendulum-v1", seconds=0.2)
     assert (pendulum.action, pendulum.horizon, pendulum.observation_size) == ("Box", 200, 3)
