@@ -17,6 +17,7 @@ import numpy as np
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
+from pipelines.envs.goals import GoalReward
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 
@@ -56,7 +57,8 @@ class EnvSpec:
     attempt or in episode return; None where they are not known exactly. `achievements`: what an episode may achieve,
     by name (see `Env.achieved`). `score`: how papers normalise its returns. `seats`: names of the seats of a game, one
     of which the agent plays (see `envs.seats`); empty where nobody else plays. `action_mask`: the observation column
-    that says which choices are legal, for `agent.action_mask`; "" where there is none.
+    that says which choices are legal, for `agent.action_mask`; "" where there is none. `goal_reward`: what reaching the
+    goal pays, where the environment can be asked (`find_goal_reward`).
     """
 
     name: str
@@ -74,6 +76,7 @@ class EnvSpec:
     score: Score | None = None
     seats: tuple[str, ...] = ()
     action_mask: str = ""
+    goal_reward: GoalReward | None = None
 
 
 @dataclass(frozen=True, slots=True)

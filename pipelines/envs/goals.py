@@ -7,9 +7,11 @@ with a rule moves in the same way whatever the goal is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +94,58 @@ class GoalSequenceRule:
             shown[row:, number], reward[row] = self.done, self.reward
         success[row] = row > 0 and bool((shown[row] == self.done).all())
         return shown, reward, success
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalReward:
+    """What `compute_reward` pays: `reward` within a Euclidean distance of `tolerance`, which may end the episode, and
+    `step_reward` beyond."""
+
+    tolerance: float
+    reward: float
+    step_reward: float
+    ends: bool
+
+
+_NEAREST, _FARTHEST = 1e-6, 1e6  # distances between which a tolerance is looked for
+_HALVINGS = 60
+
+
+def find_goal_reward(env: Any, size: int) -> GoalReward | None:
+    """Ask an environment what a goal of `size` numbers pays, by the methods `compute_reward` and `compute_terminated`
+    of goal environments (gymnasium-robotics' `GoalEnv`).
+
+    None where it has no such method, where rewards are no two values, or where they do not depend on the distance
+    alone, as those of angles.
+    """
+    if not (hasattr(env, "compute_reward") and size):
+        return None
+    directions = np.random.default_rng(0).normal(size=(3, size))
+    starts = (np.zeros(size), directions[0], directions[1])
+
+    def pay(start: np.ndarray, direction: np.ndarray, distance: float) -> float:
+        return float(env.compute_reward(start, start + direction / np.linalg.norm(direction) * distance, {}))
+
+    try:
+        near, far = (pay(starts[0], directions[0], distance) for distance in (0.0, _FARTHEST))
+        if near <= far:
+            return None
+        tolerances = []
+        for start, direction in zip(starts, directions, strict=True):
+            within, beyond = _NEAREST, _FARTHEST
+            for _ in range(_HALVINGS):
+                middle = math.sqrt(within * beyond)
+                paid = pay(start, direction, middle)
+                if paid not in (near, far):
+                    return None
+                within, beyond = (middle, beyond) if paid == near else (within, middle)
+            tolerances.append(beyond)
+        ends = hasattr(env, "compute_terminated") and bool(env.compute_terminated(starts[0], starts[0], {}))
+    except Exception:  # it may want more than the interface says, such as numbers of the step
+        return None
+    if max(tolerances) > 1.001 * min(tolerances) or not 2 * _NEAREST < tolerances[0] < _FARTHEST / 2:
+        return None
+    return GoalReward(tolerance=float(f"{tolerances[0]:.5g}"), reward=near + 0.0, step_reward=far + 0.0, ends=ends)
 
 
 # Of environments by name; a package adds one by an entry point `amago.goal_rule`, or `amago.goal_sequence` where goals

@@ -22,10 +22,11 @@ import numpy as np
 
 from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec, EpisodeEnv, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
+from pipelines.envs.goals import GoalRule, find_goal_reward
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import NOTHING, TaskEnv, draw, read_success
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
-from pipelines.lake.spaces import Spaces
+from pipelines.lake.spaces import Box, Spaces
 from pipelines.nearest import nearest
 
 _ORDER = 1  # purpose of a random draw
@@ -75,6 +76,7 @@ class GymnasiumEnv(EpisodeEnv):
         self._observations = ObservationCodec(space, name=name, max_length=max_length)
         self._actions = ActionCodec(self._read_space("action_space"), name=name)
         spaces = Spaces(observation=self._observations.spaces, action=self._actions.space)
+        goal_reward = find_goal_reward(first.unwrapped, _count_goal_numbers(spaces))
         if isinstance(first, TaskEnv):
             self.spec = EnvSpec(
                 name=name,
@@ -86,6 +88,7 @@ class GymnasiumEnv(EpisodeEnv):
                 split=first.splits,
                 achievements=first.achievements,
                 score=first.score,
+                goal_reward=goal_reward,
             )
         else:
             self.spec = EnvSpec(
@@ -97,6 +100,7 @@ class GymnasiumEnv(EpisodeEnv):
                 has_success=success_key is not None,
                 about=first_sentence(first),
                 split="separate seeds",
+                goal_reward=goal_reward,
             )
         self.envs += [self._make_one() for _ in range(num_envs - 1)]
         self._seeds = np.zeros(num_envs, dtype=np.int64)
@@ -363,6 +367,13 @@ def _as_flag(value: Any, name: str) -> bool:
     if np.ndim(value) or value not in (0, 1):
         raise ValueError(f"its {name} is {value!r}")
     return bool(value)
+
+
+def _count_goal_numbers(spaces: Spaces) -> int:
+    """Count the numbers of a goal, where what was achieved is shown beside it as another such vector; otherwise 0."""
+    achieved, desired = (spaces.observation.get(name) for name in (GoalRule.achieved, GoalRule.desired))
+    is_vector = isinstance(achieved, Box) and achieved == desired and len(achieved.shape) == 1
+    return achieved.flat_size if is_vector else 0
 
 
 def describe_error(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pipelines.envs.goals import GoalReward
+
 # Network: the first size whose budget, in minutes of one CPU core, is long enough; with a GPU one size for all.
 SIZE_BY_MINUTES = ((15.0, "tiny"), (240.0, "small"), (math.inf, "base"))
 SIZE_ON_GPU = "base"
@@ -129,7 +131,8 @@ class EnvFacts:
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
     (None: unknown); `action_mask`: column of the action mask ("": none); `relabeler`: the one that gives
-    episodes other goals ("": there is no goal rule); `length_mean`, `length_min` and `length_max`
+    episodes other goals ("": it is not known what reaching a goal is), and `goal_reward`, where no rule of that name
+    says it, what reaching one pays; `length_mean`, `length_min` and `length_max`
     of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
     (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
     magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
@@ -153,6 +156,7 @@ class EnvFacts:
     has_success: bool = False
     action_mask: str = ""
     relabeler: str = ""
+    goal_reward: GoalReward | None = None
     one_by_one: bool = True
     episodes: int = 0
     length_mean: float = 0.0
@@ -203,6 +207,8 @@ class EnvFacts:
     def best_repeat(self) -> int:
         """How often an action should be played in a step, if these facts are of actions that are played once."""
         if self.has_images or self.action_mask or self.num_attempts != 1 or self.inertia < INERTIA:
+            return 1
+        if self.relabeler:  # whose rewards are those of single steps
             return 1
         finer = round(min(FINE_STEP / max(self.step_change, 1e-9), MOST_REPEAT))
         return max(min(finer, self.longest // LEAST_DECISIONS), 1)
@@ -298,6 +304,8 @@ class Choices:
         if self.facts.relabeler:
             reason = "goals that were reached by chance teach how to reach those that are asked for"
             self.choose("train.relabel.relabeler", [self.facts.relabeler], reason)
+        for name, value in asdict(self.facts.goal_reward).items() if self.facts.goal_reward else ():
+            self.choose(f"train.relabel.goal.{name}", value, "what compute_reward of the environment says")
         self._choose_actors()
 
     @property

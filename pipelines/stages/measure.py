@@ -83,6 +83,7 @@ def measure_env(
         )
         seen.play(rollout, least, seconds, clock, listener)
     observation = spec.spaces.observation
+    relabeler = find_relabeler(env.name, observation)
     first_episodes, lengths = seen.first_episodes, seen.lengths
     returns = np.array([episode.total_reward for episode in first_episodes])
     success = [bool(episode.success) for episode in first_episodes]
@@ -97,7 +98,8 @@ def measure_env(
         num_attempts=spec.num_attempts,
         has_success=spec.has_success,
         action_mask=spec.action_mask,
-        relabeler=find_relabeler(env.name, observation),
+        relabeler=relabeler or ("hindsight" if spec.goal_reward else ""),
+        goal_reward=None if relabeler else spec.goal_reward,
         one_by_one=one_by_one,
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),

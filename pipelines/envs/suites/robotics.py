@@ -92,6 +92,9 @@ class Robot(TaskEnv):
         self._at_the_end = name.startswith(f"{PREFIX}Fetch")
         self._key = "is_success" if self._at_the_end else "success"
         self._solved = False
+        for method in ("compute_reward", "compute_terminated"):
+            if hasattr(env.unwrapped, method):
+                setattr(self, method, getattr(env.unwrapped, method))
 
     @property
     def about(self) -> str:  # type: ignore[override]

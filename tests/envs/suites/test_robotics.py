@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("gymnasium_robotics")
 
+from pipelines.envs.goals import GoalReward
 from pipelines.envs.make import make
 from pipelines.envs.suites import robotics, suite
 from pipelines.errors import InputMissing, UsageError
@@ -109,6 +110,24 @@ def test_a_maze_goes_on_after_its_goal_if_wanted(given, continuing):
         over |= result.terminated | result.truncated
     assert solved.all()
     assert (ended == 150).all() if continuing else (ended < 150).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "goal_reward"),
+    [
+        ("FetchReach-v4", {}, GoalReward(tolerance=0.05, reward=0.0, step_reward=-1.0, ends=False)),
+        ("FetchReach-v4", {"reward_type": "dense"}, None),
+        ("PointMaze_UMaze-v3", {}, GoalReward(tolerance=0.45, reward=1.0, step_reward=0.0, ends=False)),
+        (
+            "PointMaze_UMaze-v3",
+            {"continuing_task": False},
+            GoalReward(tolerance=0.45, reward=1.0, step_reward=0.0, ends=True),
+        ),
+        ("AdroitHandDoor-v1", {}, None),
+    ],
+)
+def test_what_a_goal_pays_is_asked_of_compute_reward(name, given, goal_reward):
+    assert make(f"robotics:{name}", num_envs=1, seed=0, params=given).spec.goal_reward == goal_reward
 
 
 def test_a_dense_reward_can_be_asked_for():
