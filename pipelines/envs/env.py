@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from pipelines.envs.goals import GoalReward
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 
-if TYPE_CHECKING:
-    from pipelines.envs.seats import Opponent, Opponents
-
 Observation = Mapping[str, np.ndarray]
+
+Noise = Callable[[int], np.ndarray]
+"""Draws numbers in [0, 1), (m, count), that depend on the episode and the number of the move alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +168,43 @@ class EpisodeCounter:
         """Return the numbers of the episodes that the actors `indices` begin now."""
         self.current[indices] += self.total
         return self.current[indices]
+
+
+@dataclass(frozen=True, slots=True)
+class OpponentTurn:
+    """The games of `actors` (m,) in which the seat `place` >= 1 places after the agent's is to move.
+
+    The other fields are the arguments of `rollout.policies.Policy.act`, of this seat in these games.
+    """
+
+    place: int
+    actors: np.ndarray
+    observation: Observation
+    prev_action: np.ndarray
+    prev_reward: np.ndarray
+    time: np.ndarray
+    noise: Noise
+
+
+class Opponent(Protocol):
+    """A player of the other seats; `name` is what trajectories call it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def act(self, turn: OpponentTurn) -> np.ndarray:
+        """Choose actions (m, ...)."""
+
+
+@dataclass(frozen=True)
+class Opponents:
+    """Who plays the other seats: every episode draws one of the `groups`, and then one of its members."""
+
+    groups: tuple[tuple[Opponent, ...], ...]
+
+    @property
+    def members(self) -> list[Opponent]:
+        return [opponent for group in self.groups for opponent in group]
 
 
 class Env(ABC):

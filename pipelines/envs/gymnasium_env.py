@@ -371,9 +371,10 @@ def _as_flag(value: Any, name: str) -> bool:
 
 def _count_goal_numbers(spaces: Spaces) -> int:
     """Count the numbers of a goal, where what was achieved is shown beside it as another such vector; otherwise 0."""
-    achieved, desired = (spaces.observation.get(name) for name in (GoalRule.achieved, GoalRule.desired))
-    is_vector = isinstance(achieved, Box) and achieved == desired and len(achieved.shape) == 1
-    return achieved.flat_size if is_vector else 0
+    achieved = spaces.observation.get(GoalRule.achieved)
+    if not isinstance(achieved, Box) or len(achieved.shape) != 1:
+        return 0
+    return achieved.flat_size if spaces.observation.get(GoalRule.desired) == achieved else 0
 
 
 def describe_error(error: BaseException) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, StepResult, Trial, try_call
-from pipelines.envs.seats import Opponent, Opponents
+from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, Opponent, Opponents, StepResult, Trial, try_call
 
 
 class Repeated(Env):

@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec, EpisodeEnv, Observation, StepResult, unknown_task
+from pipelines.envs.env import (
+    ActorsFailed,
+    EnvFailure,
+    EnvSpec,
+    EpisodeEnv,
+    Noise,
+    Opponent,
+    Opponents,
+    OpponentTurn,
+    StepResult,
+    unknown_task,
+)
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
@@ -28,9 +38,6 @@ RANDOM = "random"
 MOST_NOISE = 1 << 20  # numbers of one move, so that moves of an episode do not share any
 _SEAT, _GROUP, _MEMBER, _MOVES = 1, 2, 3, 4  # purposes of random draws
 _RESTARTS, _OWN_RESTARTS = 100, 5  # of a game that ends before the agent's first move; with the opponent's own moves
-
-Noise = Callable[[int], np.ndarray]
-"""Draws numbers in [0, 1), (m, count), that depend on the episode and the number of the move alone."""
 
 
 class SeatSettings(SettingsModel):
@@ -83,43 +90,6 @@ class Game(ABC):
 
     def close(self) -> None:  # noqa: B027 (most have nothing to free)
         """Free what the games hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpponentTurn:
-    """The games of `actors` (m,) in which the seat `place` >= 1 places after the agent's is to move.
-
-    The other fields are the arguments of `rollout.policies.Policy.act`, of this seat in these games.
-    """
-
-    place: int
-    actors: np.ndarray
-    observation: Observation
-    prev_action: np.ndarray
-    prev_reward: np.ndarray
-    time: np.ndarray
-    noise: Noise
-
-
-class Opponent(Protocol):
-    """A player of the other seats; `name` is what trajectories call it."""
-
-    @property
-    def name(self) -> str: ...
-
-    def act(self, turn: OpponentTurn) -> np.ndarray:
-        """Choose actions (m, ...)."""
-
-
-@dataclass(frozen=True)
-class Opponents:
-    """Who plays the other seats: every episode draws one of the `groups`, and then one of its members."""
-
-    groups: tuple[tuple[Opponent, ...], ...]
-
-    @property
-    def members(self) -> list[Opponent]:
-        return [opponent for group in self.groups for opponent in group]
 
 
 class RandomOpponent:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -31,12 +31,8 @@ from pipelines.files import atomic
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, map_file, to_arrow, to_numpy
 from pipelines.lake.folders import FolderChooser, blob_key, segment_key
-from pipelines.lake.schema import Column
+from pipelines.lake.schema import Column, Schema
 from pipelines.lake.storage import Storage
-
-if TYPE_CHECKING:
-    from pipelines.lake.store import Lake
-
 
 _FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
 BATCH_ROWS, _LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
@@ -473,6 +469,14 @@ class SegmentFile:
         return {name: (values.reshape(-1).view(np.uint8).data, sizes[name]) for name, values in self.columns.items()}
 
 
+class _HasSegments(Protocol):
+    """What an open lake has."""
+
+    storage: Storage
+
+    def schema(self, schema_id: str) -> Schema: ...
+
+
 class OpenSegments(OrderedDict[str, SegmentFile]):
     """The segment files opened last, by id: `limit` at most, or as many as the process may have open. `check` is called
     when a file is first opened; `rows` returns how many rows it must have, if a manifest says so. Files that were
@@ -481,7 +485,7 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
 
     def __init__(
         self,
-        lake: Lake,
+        lake: _HasSegments,
         *,
         limit: int = 64,
         scattered: bool = False,

@@ -14,9 +14,8 @@ from typing import Any, Protocol, Self
 import torch
 
 from pipelines.config.settings import LakeSettings
-from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec
+from pipelines.envs.env import ActorsFailed, EnvFailure, EnvSpec, Opponents
 from pipelines.envs.legal import LegalActions
-from pipelines.envs.seats import Opponents
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.log import read_log

@@ -11,8 +11,8 @@ import numpy as np
 
 from pipelines.config.policy_files import list_checkpoints, locate_checkpoint
 from pipelines.config.run_directory import RunDirectory
-from pipelines.envs.env import Env
-from pipelines.envs.seats import RANDOM, Opponent, Opponents, OpponentTurn
+from pipelines.envs.env import Env, Opponent, Opponents, OpponentTurn
+from pipelines.envs.seats import RANDOM
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.json import read_object

@@ -24,8 +24,8 @@ from pipelines.config.policy_files import load_record
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EvaluateSettings, Settings
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, Observation
-from pipelines.envs.seats import MOST_NOISE, Opponent, Opponents, OpponentTurn
+from pipelines.envs.env import Env, Observation, Opponent, Opponents, OpponentTurn
+from pipelines.envs.seats import MOST_NOISE
 from pipelines.errors import UsageError
 from pipelines.evaluation import elo
 from pipelines.evaluation.runner import play_episodes

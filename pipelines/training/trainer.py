@@ -30,9 +30,8 @@ from pipelines.lake.lineage import read_drawn
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake, describe_difference
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.learning.agent import Agent
+from pipelines.learning.agent import Agent, ReferencePolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
-from pipelines.learning.reference import ReferencePolicy
 from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
 from pipelines.training import speed

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.envs.env import ActorsFailed, Env
+from pipelines.envs.env import ActorsFailed, Env, Opponents, OpponentTurn
 from pipelines.envs.make import make
-from pipelines.envs.seats import Opponents, OpponentTurn, SeatedEnv, SeatSettings
+from pipelines.envs.seats import SeatedEnv, SeatSettings
 from pipelines.envs.suites.board_games import _RULES, LineGame
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract

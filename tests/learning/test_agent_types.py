@@ -13,9 +13,9 @@ from torch import nn
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.agent import ReferencePolicy
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.diagnostics import inspect
-from pipelines.learning.reference import ReferencePolicy
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
 from tests.learning.test_agent import generator, gradients, in_parts, update
 

@@ -12,7 +12,7 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, MultiBinary
-from pipelines.learning.reference import ReferencePolicy
+from pipelines.learning.agent import ReferencePolicy
 from pipelines.nets.actor import Distribution, make_distribution
 from tests.learning.factories import ACTIONS, batch, settings
 from tests.learning.test_literal import LENGTHS, compare, made

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.envs.env import Env
+from pipelines.envs.env import Env, OpponentTurn
 from pipelines.envs.make import make
-from pipelines.envs.seats import OpponentTurn
 from pipelines.errors import AmagoError, InputMissing, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake

@@ -13,9 +13,8 @@ pytest.importorskip("pygame")
 
 import pettingzoo
 
-from pipelines.envs.env import ActorsFailed, Env
+from pipelines.envs.env import ActorsFailed, Env, Opponents, OpponentTurn
 from pipelines.envs.make import make
-from pipelines.envs.seats import Opponents, OpponentTurn
 from pipelines.envs.suites.board_games import _RULES, LineGame
 from pipelines.envs.suites.pettingzoo import find_id
 from pipelines.errors import UsageError
