@@ -24,6 +24,16 @@ class Reach(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Dict({"achieved_goal": box, "desired_goal": goal})
         self.near = near
 
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.goal = self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32)
+        return {"achieved_goal": self.place, "desired_goal": self.goal}, {}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        self.place = self.place + action / 10
+        result = self.compute_reward(self.place, self.goal, {})
+        return {"achieved_goal": self.place, "desired_goal": self.goal}, result, result == 0.0, False, {}
+
     def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, info: Any) -> float:
         return 0.0 if np.linalg.norm(achieved - desired, axis=-1) < self.near else -1.0
 

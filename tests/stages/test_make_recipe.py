@@ -15,6 +15,7 @@ import pytest
 from pipelines import run
 from pipelines.config.load import merge, read_toml, resolve
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
+from pipelines.envs.goals import GoalReward
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress, Waiting, silent
@@ -135,7 +136,14 @@ def test_a_broken_environment_is_its_own_error() -> None:
     [("goal-frozen-lake", "hindsight"), ("mazerunner", "instruction:some"), ("tmaze", "")],
 )
 def test_hindsight_is_for_environments_with_a_goal_rule(name: str, relabeler: str) -> None:
-    assert measured(name, seconds=0.1).relabeler == relabeler
+    facts = measured(name, seconds=0.1)
+    assert (facts.relabeler, facts.goal_reward) == (relabeler, None)
+
+
+def test_hindsight_is_for_environments_that_say_what_a_goal_pays() -> None:
+    facts = measured("tests.envs.test_goal_reward:Reach", seconds=0.1)  # in a process of its own
+    assert facts.relabeler == "hindsight"
+    assert facts.goal_reward == GoalReward(tolerance=0.3, reward=0.0, step_reward=-1.0, ends=True)
 
 
 def test_facts_of_spaces() -> None:
