@@ -43,6 +43,7 @@ _LEAST_COMPARED = 8  # steps of both
 # as shares of the variance, that are large, and that need not be halved; penalties.
 _MODEL_ROUNDS, _MODEL_SIZE, _MODEL_LEAST, _MODEL_FEATURES = 600, 512, 250, 300
 _MOST_UNKNOWN, _MOST_UNKNOWN_REWARD, _MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.6, 0.5, 0.01, (0.01, 1.0, 100.0)
+_LEAST_REWARDED = 2  # actors with another reward than usual
 _OFTEN = 0.25  # share of steps with a reward
 _STAGE = "measure"
 
@@ -238,7 +239,8 @@ class _Probe:
         self._sees_all = all(isinstance(space, Box) and not space.is_image for space in spaces.values())
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
         self.reward_max, self.reward_low, self.reward_high = 0.0, math.inf, -math.inf
-        self.motion, self.transitions = _Motion(), _Transitions(env.spec.spaces.action)
+        self.motion = _Motion()
+        self.transitions = _Transitions(env.spec.spaces.action, rewards_are_known=env.spec.goal_reward is not None)
         self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
         self._steps = self._rewarded = 0
 
@@ -324,10 +326,11 @@ class _Motion:
 
 
 class _Transitions:
-    """The first steps of random play, by which a model of the next observation and of the reward is fitted."""
+    """The first steps of random play, by which a model of the next observation and of the reward is fitted.
+    `rewards_are_known`: they need no model, as what is observed determines them."""
 
-    def __init__(self, action: Space) -> None:
-        self._action = action
+    def __init__(self, action: Space, *, rewards_are_known: bool) -> None:
+        self._action, self._rewards_are_known = action, rewards_are_known
         self._rounds: list[tuple[np.ndarray, ...]] = []
 
     def note(self, rows: np.ndarray, action: np.ndarray, reward: np.ndarray, time: np.ndarray) -> None:
@@ -339,7 +342,8 @@ class _Transitions:
     @property
     def show_state(self) -> bool:
         """Whether an observation and the action predict what is observed next and the reward of actors that the model
-        has not seen, most of its variance at least, and two steps more would not halve the errors."""
+        has not seen, most of its variance at least, and two steps more would not halve the errors. Rewards of a single
+        actor cannot be compared, and say nothing."""
         if not self._rounds or (size := self._rounds[0][0].shape[1]) > _MODEL_SIZE:
             return False
         seen, action, reward, time = (np.stack(each) for each in zip(*self._rounds, strict=True))
@@ -366,8 +370,10 @@ class _Transitions:
         if by_present > _MOST_UNKNOWN or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
             return False
         earned = reward[3:][follows]
-        by_both = _fit(np.concatenate((present, after), axis=1), earned, held_out)[0] if earned.any() else 0.0
-        return bool(by_both <= _MOST_UNKNOWN_REWARD)
+        rewarded = np.any((np.abs(reward - np.median(reward)) > 1e-6)[..., 0], axis=0)
+        if self._rewards_are_known or np.count_nonzero(rewarded) < _LEAST_REWARDED:
+            return True
+        return bool(_fit(np.concatenate((present, after), axis=1), earned, held_out)[0] <= _MOST_UNKNOWN_REWARD)
 
     @staticmethod
     def _standardize(values: np.ndarray) -> np.ndarray:
