@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Literal, get_args
@@ -41,20 +40,6 @@ def make_instruction(strategy: str, context: Context) -> Relabeler:
             hint="use --with hindsight",
         )
     return Instruction(rule, chosen)
-
-
-def find_relabeler(env: str, columns: Collection[str]) -> str:
-    """Name the relabeler that gives trajectories of the environment `env`, which have these `columns`, other goals;
-    empty where it has no goal rule, or does not show its goals."""
-    rule: GoalRule | GoalSequenceRule
-    if env in GOAL_RULES.names():
-        rule = GOAL_RULES.get(env)
-    elif env in GOAL_SEQUENCES.names():
-        rule = GOAL_SEQUENCES.get(env)
-    else:
-        return ""
-    name, goals = ("hindsight", rule.desired) if isinstance(rule, GoalRule) else ("instruction:some", rule.goals)
-    return name if {rule.achieved, goals} <= set(columns) else ""
 
 
 def _require_known(strategy: str, known: tuple[str, ...], relabeler: str) -> str:

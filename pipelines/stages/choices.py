@@ -134,12 +134,12 @@ class EnvFacts:
     """What was measured of an environment, in random play.
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
-    (None: unknown); `action_mask`: column of the action mask ("": none); `relabeler`: the one that gives
-    episodes other goals ("": it is not known what reaching a goal is), and `goal_reward`, where no rule of that name
-    says it, what reaching one pays; `length_mean`, `length_min` and `length_max`
-    of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error`
-    (its standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
-    magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is known).
+    (None: unknown); `action_mask`: column of the action mask ("": none); `has_goal_rule`: there is a rule of its name
+    for what reaching a goal is; `goal_reward`: what the environment says of it; `length_mean`, `length_min` and
+    `length_max` of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`,
+    `return_error` (its standard error) and `success_mean` are over them (None: none ended). `observation_max`,
+    `reward_max`: largest magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is
+    known).
     `pays_alike`: every step had the same reward, above 0. `rewards_at_once`: rewards are frequent, follow from the
     action before alone, and actions do not change what is observed later, as far as two ways to play the same
     episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played
@@ -159,7 +159,7 @@ class EnvFacts:
     num_attempts: int | None = 1
     has_success: bool = False
     action_mask: str = ""
-    relabeler: str = ""
+    has_goal_rule: bool = False
     goal_reward: GoalReward | None = None
     one_by_one: bool = True
     episodes: int = 0
@@ -187,6 +187,11 @@ class EnvFacts:
         return self.action == "Box"
 
     @property
+    def has_goals(self) -> bool:
+        """Whether it is known what reaching a goal is."""
+        return self.has_goal_rule or self.goal_reward is not None
+
+    @property
     def longest(self) -> int:
         """The longest episode to expect: the limit, or the length of all; otherwise twice the longest one seen."""
         if self.horizon is not None:
@@ -212,7 +217,7 @@ class EnvFacts:
         """How often an action should be played in a step, if these facts are of actions that are played once."""
         if self.has_images or self.action_mask or self.num_attempts != 1 or self.inertia < INERTIA:
             return 1
-        if self.relabeler:  # whose rewards are those of single steps
+        if self.has_goals:  # whose rewards are those of single steps
             return 1
         finer = round(min(FINE_STEP / max(self.step_change, 1e-9), MOST_REPEAT))
         return max(min(finer, self.longest // LEAST_DECISIONS), 1)
@@ -305,17 +310,18 @@ class Choices:
         self._choose_discounts()
         self._choose_targets()
         self._choose_inputs()
-        if self.facts.relabeler:
-            reason = "goals that were reached by chance teach how to reach those that are asked for"
-            self.choose("train.relabel.relabeler", [self.facts.relabeler], reason)
-            is_one = self.facts.relabeler == "hindsight"
-            reason = (
-                "the rest show what was asked for" if is_one else "goals that were reached stay among those asked for"
-            )
-            self.choose("train.relabel.share", HINDSIGHT_SHARE if is_one else 1.0, reason)
-        for name, value in asdict(self.facts.goal_reward).items() if self.facts.goal_reward else ():
-            self.choose(f"train.relabel.goal.{name}", value, "what compute_reward of the environment says")
+        self._choose_hindsight()
         self._choose_actors()
+
+    def _choose_hindsight(self) -> None:
+        if not self.facts.has_goals:
+            return
+        reason = "goals that were reached by chance teach how to reach those that are asked for"
+        self.choose("train.relabel.relabeler", ["hindsight"], reason)
+        self.choose("train.relabel.share", HINDSIGHT_SHARE, "the rest show what was asked for")
+        if self.facts.goal_reward is not None and not self.facts.has_goal_rule:
+            for name, value in asdict(self.facts.goal_reward).items():
+                self.choose(f"train.relabel.goal.{name}", value, "what compute_reward of the environment says")
 
     @property
     def _uses_grid(self) -> bool:

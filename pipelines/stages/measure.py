@@ -18,6 +18,7 @@ import torch
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
 from pipelines.envs.env import Env, Observation
+from pipelines.envs.goals import GOAL_RULES
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
 from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
@@ -26,7 +27,6 @@ from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets.inputs import to_features
-from pipelines.relabelers.goals import find_relabeler
 from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, make_random_policy
@@ -84,7 +84,6 @@ def measure_env(
         )
         seen.play(rollout, least, seconds, clock, listener)
     observation = spec.spaces.observation
-    relabeler = find_relabeler(env.name, observation)
     first_episodes, lengths = seen.first_episodes, seen.lengths
     returns = np.array([episode.total_reward for episode in first_episodes])
     success = [bool(episode.success) for episode in first_episodes]
@@ -99,8 +98,8 @@ def measure_env(
         num_attempts=spec.num_attempts,
         has_success=spec.has_success,
         action_mask=spec.action_mask,
-        relabeler=relabeler or ("hindsight" if spec.goal_reward else ""),
-        goal_reward=None if relabeler else spec.goal_reward,
+        has_goal_rule=env.name in GOAL_RULES.names(),
+        goal_reward=spec.goal_reward,
         one_by_one=one_by_one,
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),

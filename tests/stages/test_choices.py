@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
+from pipelines.envs.goals import GoalReward
 from pipelines.rollout.environment import find_env_model
 from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates
 from pipelines.stages.plan import plan
@@ -62,6 +63,7 @@ PENDULUM = EnvFacts(
     step_seconds=2e-5,
 )
 CHEETAH = replace(PENDULUM, name="gym:HalfCheetah-v5", action_size=6, horizon=1_000, length_mean=1_000)
+REACHED = GoalReward(tolerance=0.05, reward=0.0, step_reward=-1.0, ends=False)
 RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
 
 lengths = st.integers(1, 30_000)
@@ -313,7 +315,9 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (replace(CARTPOLE, observation_max=1.2, observation_min=0.05), "agent.timestep.normalize", True),
         (replace(CARTPOLE, observation_max=1.2, observation_min=0.3), "agent.timestep.normalize", False),
         (CHEETAH, "exploration.start", 0.5),
-        (replace(LAKE, relabeler="hindsight"), "train.relabel.relabeler", ["hindsight"]),
+        (replace(LAKE, has_goal_rule=True), "train.relabel.relabeler", ["hindsight"]),
+        (replace(PENDULUM, goal_reward=REACHED), "train.relabel.goal.tolerance", 0.05),
+        (replace(PENDULUM, goal_reward=REACHED), "train.relabel.goal.step_reward", -1.0),
     ],
 )
 def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value: object) -> None:
