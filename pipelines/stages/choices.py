@@ -413,7 +413,7 @@ class Choices:
             self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return
-        if not facts.rewards_at_once:
+        if any(row.setting == "agent.trace" for row in self.rows):
             self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
         if self.find("agent.sequence.kind", "transformer") == "transformer":
             # What is played back in reverse is found by its time, which rotary positions hide; what came some steps ago

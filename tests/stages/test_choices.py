@@ -330,6 +330,12 @@ def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> No
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
 
 
+def test_actions_without_a_trace_need_no_decay_of_it() -> None:
+    rows = {row.setting for row in chosen(replace(CHEETAH, horizon=50), Budget(minutes=5))[0].rows}
+    assert "agent.n_step" in rows
+    assert "agent.trace_decay" not in rows
+
+
 def test_every_row_has_a_reason() -> None:
     for seen, minutes in itertools.product((CARTPOLE, LAKE, PENDULUM), (1, 100)):
         rows = chosen(seen, Budget(minutes=minutes))[0].rows
