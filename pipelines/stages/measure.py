@@ -40,10 +40,12 @@ _RECORDED_STEPS = 40  # of every actor, for the windows of these updates
 _OPENING_STEPS, _OPENING_SECONDS = 256, 0.5  # of an episode that is played twice, and of the second time
 _LEAST_COMPARED = 8  # steps of both
 # Models of random play: most rounds of all actors and numbers observed; least rows of either part; rectifiers; errors,
-# as shares of the variance, that are large, and that need not be halved; penalties.
+# as shares of the variance of changes, of what is observed next and of rewards, that are large, and that need not be
+# halved; penalties.
 _MODEL_ROUNDS, _MODEL_SIZE, _MODEL_LEAST, _MODEL_FEATURES = 600, 512, 250, 300
-_MOST_UNKNOWN, _MOST_UNKNOWN_REWARD, _MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.6, 0.5, 0.01, (0.01, 1.0, 100.0)
-_LEAST_REWARDED = 2  # actors with another reward than usual
+_MOST_UNKNOWN, _MOST_UNKNOWN_NEXT, _MOST_UNKNOWN_REWARD = 0.7, 0.3, 0.5
+_MODEL_NEGLIGIBLE, _MODEL_PENALTIES = 0.01, (0.01, 1.0, 100.0)
+_LEAST_REWARDED = 3  # actors with another reward than usual
 _OFTEN = 0.25  # share of steps with a reward
 _STAGE = "measure"
 
@@ -341,8 +343,8 @@ class _Transitions:
     @property
     def show_state(self) -> bool:
         """Whether an observation and the action predict what is observed next and the reward of actors that the model
-        has not seen, most of its variance at least, and two steps more would not halve the errors. Rewards of a single
-        actor cannot be compared, and say nothing."""
+        has not seen, most of its variance at least, and two steps more would not halve the errors. Rewards of a few
+        actors cannot be compared, and say nothing."""
         if not self._rounds or (size := self._rounds[0][0].shape[1]) > _MODEL_SIZE:
             return False
         seen, action, reward, time = (np.stack(each) for each in zip(*self._rounds, strict=True))
@@ -362,11 +364,19 @@ class _Transitions:
         present, after = before(0)[:, :-1], seen[3:][follows]
         past = np.concatenate((present, before(1), before(2)), axis=1)
         change = after - present[:, :size]
-        change = change[:, change.std(axis=0) > 0]
-        if not change.size:
+        moving = change.std(axis=0) > 0
+        if not moving.any():
             return False
-        by_present, by_past = (float(np.median(_fit(each, change, held_out))) for each in (present, past))
-        if by_present > _MOST_UNKNOWN or by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
+        change = change[:, moving]
+        by_present, by_past = (_fit(each, change, held_out) for each in (present, past))
+        # Of random numbers, new ones in every step, the change is half known: a high one falls.
+        unknown = by_present * change.var(axis=0) / after[:, moving].var(axis=0)
+        by_present, by_past = float(np.median(by_present)), float(np.median(by_past))
+        if (
+            by_present > _MOST_UNKNOWN
+            or float(np.median(unknown)) > _MOST_UNKNOWN_NEXT
+            or by_past < by_present / 2 > _MODEL_NEGLIGIBLE
+        ):
             return False
         earned = reward[3:][follows]
         rewarded = np.any((np.abs(reward - np.median(reward)) > 1e-6)[..., 0], axis=0)

@@ -277,11 +277,13 @@ def test_actions_are_repeated_where_steps_are_fine() -> None:
 
 
 class Hidden(Mass):
-    """A mass whose speed is not observed, whose place is rewarded by its distance to a goal that is not observed, or
-    whose observation is noisy."""
+    """A mass whose speed is not observed, whose place is rewarded by its distance to a goal that is not observed, whose
+    observation is noisy, or that is moved to another place in every step. `rare`: 1 is paid far out alone."""
 
-    def __init__(self, speed: bool = False, goal: bool = False, noise: float = 0.0) -> None:
-        self.hides_speed, self.has_goal, self.noise = speed, goal, noise
+    def __init__(
+        self, speed: bool = False, goal: bool = False, noise: float = 0.0, drawn: bool = False, rare: bool = False
+    ) -> None:
+        self.hides_speed, self.has_goal, self.noise, self.is_drawn, self.is_rare = speed, goal, noise, drawn, rare
 
     def reset(self, **options: Any) -> tuple[np.ndarray, dict]:
         super().reset(**options)
@@ -290,8 +292,11 @@ class Hidden(Mass):
         return self._show(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.is_drawn:
+            self.place, self.speed = self.np_random.normal(size=2)
         seen, _, *_ = super().step(action)
-        return seen, -abs(self.place - self.goal), False, self.time == 150, {}
+        reward = float(self.place > 3) if self.is_rare else -abs(self.place - self.goal)
+        return seen, reward, False, self.time == 150, {}
 
     def _show(self) -> np.ndarray:
         shown = super()._show() + self.noise * self.np_random.normal(size=3).astype(np.float32)
@@ -301,7 +306,15 @@ class Hidden(Mass):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("hidden", "shows"), [({}, True), ({"speed": True}, False), ({"goal": True}, False), ({"noise": 0.5}, False)]
+    ("hidden", "shows"),
+    [
+        ({}, True),
+        ({"speed": True}, False),
+        ({"goal": True}, False),
+        ({"noise": 0.5}, False),
+        ({"drawn": True}, False),
+        ({"rare": True}, True),
+    ],
 )
 def test_random_play_shows_whether_there_is_something_to_remember(
     hidden: dict[str, Any], shows: bool, monkeypatch: pytest.MonkeyPatch
