@@ -368,15 +368,13 @@ class _Transitions:
         if not moving.any():
             return False
         change = change[:, moving]
-        by_present, by_past = (_fit(each, change, held_out) for each in (present, past))
+        error, error_by_past = (_fit(each, change, held_out) for each in (present, past))
         # Of random numbers, new ones in every step, the change is half known: a high one falls.
-        unknown = by_present * change.var(axis=0) / after[:, moving].var(axis=0)
-        by_present, by_past = float(np.median(by_present)), float(np.median(by_past))
-        if (
-            by_present > _MOST_UNKNOWN
-            or float(np.median(unknown)) > _MOST_UNKNOWN_NEXT
-            or by_past < by_present / 2 > _MODEL_NEGLIGIBLE
-        ):
+        error_of_next = float(np.median(error * change.var(axis=0) / after[:, moving].var(axis=0)))
+        by_present, by_past = float(np.median(error)), float(np.median(error_by_past))
+        if by_present > _MOST_UNKNOWN or error_of_next > _MOST_UNKNOWN_NEXT:
+            return False
+        if by_past < by_present / 2 > _MODEL_NEGLIGIBLE:
             return False
         earned = reward[3:][follows]
         rewarded = np.any((np.abs(reward - np.median(reward)) > 1e-6)[..., 0], axis=0)
