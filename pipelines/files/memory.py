@@ -17,8 +17,8 @@ class _Blocks:
 def copy_blocks(address_N: np.ndarray, target: np.ndarray, place_N: np.ndarray) -> None:
     """Copy N blocks of memory to the places `place_N` of `target` (B, ...), each as large as an entry of it.
 
-    The caller must check that every block lies in mapped memory: an address outside it crashes the process. A single
-    call copies blocks of any number of files, where slicing each array would cost a microsecond a block.
+    Addresses are not checked: one outside of mapped memory crashes the process. A single call copies the blocks of any
+    number of files; slicing an array for each block would cost a microsecond a block.
     """
     assert target.flags.c_contiguous  # otherwise the copies would end up in another array
     size = target.itemsize * target[:1].size

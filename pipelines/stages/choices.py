@@ -317,9 +317,11 @@ class Choices:
         if not self.facts.has_goals:
             return
         reason = "goals that were reached by chance teach how to reach those that are asked for"
-        self.choose("train.relabel.relabeler", ["hindsight"], reason)
+        if self.choose("train.relabel.relabeler", ["hindsight"], reason) != ["hindsight"]:
+            return  # the user's own, which may need no goals
         self.choose("train.relabel.share", HINDSIGHT_SHARE, "the rest show what was asked for")
-        if self.facts.goal_reward is not None and not self.facts.has_goal_rule:
+        is_defined = self.facts.has_goal_rule or self.find("train.relabel.goal.rule")
+        if self.facts.goal_reward is not None and not is_defined:
             for name, value in asdict(self.facts.goal_reward).items():
                 self.choose(f"train.relabel.goal.{name}", value, "what compute_reward of the environment says")
 

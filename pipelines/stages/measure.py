@@ -18,7 +18,7 @@ import torch
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
 from pipelines.envs.env import Env, Observation
-from pipelines.envs.goals import GOAL_RULES
+from pipelines.envs.goals import GOAL_RULES, GoalReward
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
 from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
@@ -101,12 +101,13 @@ def measure_env(
         has_success=spec.has_success,
         action_mask=spec.action_mask,
         has_goal_rule=env.name in GOAL_RULES.names(),
-        goal_reward=spec.goal_reward,
+        goal_reward=probe.goal_reward,
         one_by_one=one_by_one,
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),
         inertia=round_digits(probe.motion.inertia),
-        shows_state=len({episode.task for episode in seen.episodes.values()}) <= 1 and probe.transitions.show_state,
+        shows_state=len({episode.task for episode in seen.episodes.values()}) <= 1
+        and probe.transitions.show_state(rewards_are_known=probe.goal_reward is not None),
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
@@ -240,8 +241,8 @@ class _Probe:
         self._sees_all = all(isinstance(space, Box) and not space.is_image for space in spaces.values())
         self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
         self.reward_max, self.reward_low, self.reward_high = 0.0, math.inf, -math.inf
-        self.motion = _Motion()
-        self.transitions = _Transitions(env.spec.spaces.action, rewards_are_known=env.spec.goal_reward is not None)
+        self.motion, self.transitions = _Motion(), _Transitions(env.spec.spaces.action)
+        self._goal_reward = env.spec.goal_reward
         self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
         self._steps = self._rewarded = 0
 
@@ -249,6 +250,14 @@ class _Probe:
     def reward_share(self) -> float:
         """The share of steps whose reward was not 0."""
         return self._rewarded / max(self._steps, 1)
+
+    @property
+    def goal_reward(self) -> GoalReward | None:
+        """What reaching a goal pays, if steps paid nothing else: a wrapper or repeated actions may change rewards."""
+        found = self._goal_reward
+        if found is None or not {self.reward_low, self.reward_high} <= {found.reward, found.step_reward}:
+            return None
+        return found
 
     @property
     def observation_max(self) -> float:
@@ -327,11 +336,10 @@ class _Motion:
 
 
 class _Transitions:
-    """The first steps of random play, by which a model of the next observation and of the reward is fitted.
-    `rewards_are_known`: they need no model, as what is observed determines them."""
+    """The first steps of random play, by which a model of the next observation and of the reward is fitted."""
 
-    def __init__(self, action: Space, *, rewards_are_known: bool) -> None:
-        self._action, self._rewards_are_known = action, rewards_are_known
+    def __init__(self, action: Space) -> None:
+        self._action = action
         self._rounds: list[tuple[np.ndarray, ...]] = []
 
     def note(self, rows: np.ndarray, action: np.ndarray, reward: np.ndarray, time: np.ndarray) -> None:
@@ -340,11 +348,13 @@ class _Transitions:
             features = to_features(torch.as_tensor(np.array(action)), self._action).numpy().reshape(len(time), -1)
             self._rounds.append((rows.copy(), features, np.array(reward, dtype=np.float64), np.array(time)))
 
-    @property
-    def show_state(self) -> bool:
-        """Whether an observation and the action predict what is observed next and the reward of actors that the model
-        has not seen, most of its variance at least, and two steps more would not halve the errors. Rewards of a few
-        actors cannot be compared, and say nothing."""
+    def show_state(self, *, rewards_are_known: bool) -> bool:
+        """Check whether an observation and the action predict the next observation and the reward.
+
+        They must explain most of the variance for actors that the models were not fitted to, and two more steps must
+        not halve the errors. Rewards of a few actors cannot be compared, and say nothing; `rewards_are_known` to depend
+        on what is observed need no model.
+        """
         if not self._rounds or (size := self._rounds[0][0].shape[1]) > _MODEL_SIZE:
             return False
         seen, action, reward, time = (np.stack(each) for each in zip(*self._rounds, strict=True))
@@ -378,7 +388,7 @@ class _Transitions:
             return False
         earned = reward[3:][follows]
         rewarded = np.any((np.abs(reward - np.median(reward)) > 1e-6)[..., 0], axis=0)
-        if self._rewards_are_known or np.count_nonzero(rewarded) < _LEAST_REWARDED:
+        if rewards_are_known or np.count_nonzero(rewarded) < _LEAST_REWARDED:
             return True
         return bool(_fit(np.concatenate((present, after), axis=1), earned, held_out)[0] <= _MOST_UNKNOWN_REWARD)
 

@@ -46,12 +46,12 @@ def asked(pay: Any, size: int = 2) -> GoalReward | None:
 
 
 @pytest.mark.parametrize("near", [1e-3, 0.05, 0.45, 120.0])
-def test_the_distance_at_which_the_reward_changes_is_found(near: float) -> None:
+def test_the_tolerance_is_found(near: float) -> None:
     found = find_goal_reward(Reach(near), 2)
     assert found == GoalReward(tolerance=pytest.approx(near, rel=1e-4), reward=0.0, step_reward=-1.0, ends=True)
 
 
-def test_without_compute_terminated_the_episode_goes_on() -> None:
+def test_goals_end_no_episode_without_compute_terminated() -> None:
     found = asked(lambda achieved, desired, info: float(np.linalg.norm(achieved - desired) <= 1))
     assert found is not None
     assert not found.ends
@@ -72,7 +72,7 @@ def test_other_rewards_have_no_tolerance(pay: Any) -> None:
     assert asked(pay) is None
 
 
-def test_only_goals_shown_as_vectors_of_one_form_are_asked_about() -> None:
+def test_goals_of_different_shapes_have_no_goal_reward() -> None:
     def spec_of(env: gymnasium.Env) -> GoalReward | None:
         return GymnasiumEnv("reach", lambda: env, num_envs=1, seed=0, split="train").spec.goal_reward
 

@@ -330,10 +330,16 @@ def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> No
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
 
 
-def test_actions_without_a_trace_need_no_decay_of_it() -> None:
+def test_no_trace_decay_is_chosen_without_a_trace() -> None:
     rows = {row.setting for row in chosen(replace(CHEETAH, horizon=50), Budget(minutes=5))[0].rows}
     assert "agent.n_step" in rows
     assert "agent.trace_decay" not in rows
+
+
+@pytest.mark.parametrize("relabel", [{"relabeler": []}, {"goal": {"rule": "mine:rule"}}])
+def test_own_relabelling_gets_no_tolerance(relabel: dict[str, object]) -> None:
+    choices, _ = chosen(replace(PENDULUM, goal_reward=REACHED), Budget(minutes=5), train={"relabel": relabel})
+    assert not any(row.setting.startswith("train.relabel.goal") for row in choices.rows)
 
 
 def test_every_row_has_a_reason() -> None:

@@ -131,14 +131,16 @@ def test_a_broken_environment_is_its_own_error() -> None:
         measured("tests.stages.test_make_recipe:Broken")
 
 
-def test_hindsight_is_for_environments_with_a_goal_rule() -> None:
+def test_goal_rules_are_noticed() -> None:
     assert measured("goal-frozen-lake", seconds=0.1).has_goal_rule
     assert not measured("tmaze", seconds=0.1).has_goals
 
 
-def test_hindsight_is_for_environments_that_say_what_a_goal_pays() -> None:
+def test_goal_rewards_are_noticed() -> None:
     facts = measured("tests.envs.test_goal_reward:Reach", seconds=0.1)  # in a process of its own
     assert facts.goal_reward == GoalReward(tolerance=0.3, reward=0.0, step_reward=-1.0, ends=True)
+    repeated = measured("tests.envs.test_goal_reward:Reach", seconds=0.1, action_repeat=2)
+    assert repeated.goal_reward is None  # rewards of two steps are added
 
 
 def test_facts_of_spaces() -> None:

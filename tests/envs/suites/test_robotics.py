@@ -126,7 +126,7 @@ def test_a_maze_goes_on_after_its_goal_if_wanted(given, continuing):
         ("AdroitHandDoor-v1", {}, None),
     ],
 )
-def test_what_a_goal_pays_is_asked_of_compute_reward(name, given, goal_reward):
+def test_goal_rewards_are_those_of_compute_reward(name, given, goal_reward):
     assert make(f"robotics:{name}", num_envs=1, seed=0, params=given).spec.goal_reward == goal_reward
 
 
