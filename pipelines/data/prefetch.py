@@ -1,4 +1,4 @@
-"""Batches prepared by a background thread while the learner works: the same ones as without it.
+"""Batches drawn and prepared by a background thread while the learner works: the same ones as without it.
 
 Only one thread draws from the source at a time. A batch is a function of its request and of what the source draws from,
 so batches prepared before the source changes are dropped and drawn again.
@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pipelines.data.batch import Batch
 
+Prepared = TypeVar("Prepared")
 Request = tuple[int, int, int]  # number of windows of a batch; its update; its micro-batch
 
 
@@ -25,19 +26,27 @@ class _BatchSource(Protocol):
     def sample(self, batch_size: int, update: int, micro_batch: int) -> Batch: ...
 
 
-class Prefetch:
-    """Iterator over the batches of `plan` in order, up to `ahead` of them prepared in advance (0: none).
+class Prefetch(Generic[Prepared]):
+    """Iterator over the batches of `plan` in order, up to `ahead` of them prepared in advance (0: none); `prepare` gets
+    a batch and its update.
 
     An error of the source is raised in place of its batch.
     """
 
-    def __init__(self, source: _BatchSource, plan: Iterator[Request], *, ahead: int) -> None:
-        self._source, self._plan, self._ahead = source, plan, ahead
-        self._prepared: deque[tuple[Request, Future[Batch]]] = deque()
+    def __init__(
+        self,
+        source: _BatchSource,
+        plan: Iterator[Request],
+        *,
+        ahead: int,
+        prepare: Callable[[Batch, int], Prepared],
+    ) -> None:
+        self._source, self._plan, self._ahead, self._make = source, plan, ahead, prepare
+        self._prepared: deque[tuple[Request, Future[Prepared]]] = deque()
         self._again: deque[Request] = deque()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if ahead else None
 
-    def __enter__(self) -> Prefetch:
+    def __enter__(self) -> Prefetch[Prepared]:
         return self
 
     def __exit__(
@@ -47,10 +56,10 @@ class Prefetch:
         if self._worker is not None:
             self._worker.shutdown()
 
-    def next(self) -> Batch:
+    def next(self) -> Prepared:
         """Return the next batch of the plan. StopIteration after the last."""
         if self._worker is None:
-            return self._source.sample(*self._request())
+            return self._draw(*self._request())
         if not self._prepared:
             self._prepare(self._request())
         _, future = self._prepared.popleft()
@@ -87,4 +96,7 @@ class Prefetch:
 
     def _prepare(self, request: Request) -> None:
         assert self._worker is not None
-        self._prepared.append((request, self._worker.submit(self._source.sample, *request)))
+        self._prepared.append((request, self._worker.submit(self._draw, *request)))
+
+    def _draw(self, size: int, update: int, micro_batch: int) -> Prepared:
+        return self._make(self._source.sample(size, update, micro_batch), update)

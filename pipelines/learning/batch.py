@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.data.batch import Batch
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.lake.schema import ACTION, LABEL, LOGP, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, MultiDiscrete, Spaces
@@ -17,25 +18,7 @@ from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
 from pipelines.nets.timestep import TimestepEncoder
 
-
-class Windows(Protocol):
-    """Batch of windows as `pipelines.data` draws it: columns (B, L+1, ...), valid rows `lengths` (B,), `start` (B,),
-    importance weights (B,) unless all are 1, `warm_up` (B,), the first steps that do not count (None: all do), and
-    `cut_off` (B, L) bool, steps whose result is not in the window (None: none).
-    """
-
-    @property
-    def columns(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def lengths(self) -> np.ndarray: ...
-    @property
-    def start(self) -> np.ndarray: ...
-    @property
-    def importance(self) -> np.ndarray | None: ...
-    @property
-    def warm_up(self) -> np.ndarray | None: ...
-    @property
-    def cut_off(self) -> np.ndarray | None: ...
+_ALIGNMENT = 256  # bytes; what CUDA allocates begins at multiples of it, and kernels read parts of that as fast
 
 
 class _RowsAt(torch.autograd.Function):
@@ -70,10 +53,16 @@ class StepIndex:
     place_N: Tensor | None = None
 
     @classmethod
-    def of(cls, mask_BT: Tensor) -> StepIndex:
-        """Index the true steps of a mask. The host waits for a mask that is on a device."""
-        index_3N = _index_steps(mask_BT.cpu().numpy())
-        return cls(mask_BT, *torch.from_numpy(index_3N).to(mask_BT.device).unbind())
+    def of(cls, mask_BT: np.ndarray, rounding: Rounding | None = None) -> StepIndex:
+        """Index the true steps of a mask. With `rounding`, some are repeated."""
+        step_N = np.flatnonzero(mask_BT)
+        repeated = 0 if rounding is None else rounding.missing(len(step_N))
+        place_N = np.concatenate((step_N, np.full(repeated, mask_BT.size)))
+        if rounding is not None and repeated:
+            step_N = np.concatenate((step_N, rounding.random.choice(step_N, repeated)))
+        row_N = step_N + step_N // mask_BT.shape[1]  # each window has a row more than steps
+        indices = (step_N, row_N, row_N + 1) if rounding is None else (step_N, row_N, row_N + 1, place_N)
+        return cls(_to_tensor(mask_BT), *map(_to_tensor, indices))
 
     def __len__(self) -> int:
         return len(self.step_N)
@@ -99,18 +88,6 @@ class StepIndex:
         else:
             out = value_N.new_zeros(steps + 1, *value_N.shape[1:]).index_copy_(0, self.place_N, value_N)[:steps]
         return out.unflatten(0, self.mask_BT.shape)
-
-
-def _index_steps(mask_BT: np.ndarray, rounding: Rounding | None = None) -> np.ndarray:
-    """Find the places of a mask's true steps among steps, and among rows before and after them (3, N). With `rounding`,
-    some are repeated, and a fourth row has `place_N`."""
-    step_N = np.flatnonzero(mask_BT)
-    repeated = 0 if rounding is None else rounding.missing(len(step_N))
-    place_N = np.concatenate((step_N, np.full(repeated, mask_BT.size)))
-    if rounding is not None and repeated:
-        step_N = np.concatenate((step_N, rounding.random.choice(step_N, repeated)))
-    row_N = step_N + step_N // mask_BT.shape[1]  # each window has a row more than steps
-    return np.stack((step_N, row_N, row_N + 1) if rounding is None else (step_N, row_N, row_N + 1, place_N))
 
 
 @dataclass(frozen=True)
@@ -185,9 +162,8 @@ class TensorBatch:
     @classmethod
     def from_numpy(
         cls,
-        windows: Windows,
+        windows: Batch,
         spaces: Spaces,
-        device: torch.device | str = "cpu",
         *,
         loss_mask: str = "",
         actor_mask: str = "",
@@ -195,7 +171,7 @@ class TensorBatch:
         logp: bool = False,
         rounding: np.random.Generator | None = None,
     ) -> TensorBatch:
-        """Convert windows, cut to the longest of the batch, and move them to `device`.
+        """Convert windows, cut to the longest of the batch; the tensors may share the windows' memory.
 
         Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
         `loss_mask`, if one is named. The policy's terms also leave out steps that observe 0 in `actor_mask`.
@@ -208,7 +184,7 @@ class TensorBatch:
         rounded = None if rounding is None else Rounding.of(lengths, most - 1, rounding)
         rows = rows if rounded is None else rounded.rows(rows, most)
         names = (*spaces.observation, ACTION, REWARD, TERMINATED)
-        columns = {name: _to_tensor(windows.columns[name][:, :rows], device) for name in names}
+        columns = {name: _to_tensor(windows.columns[name][:, :rows]) for name in names}
         index, start = np.arange(rows), np.asarray(windows.start, dtype=np.int64)[:, None]
         valid = index < lengths[:, None]
         real = valid[:, 1:]
@@ -221,36 +197,27 @@ class TensorBatch:
             counted = counted & (windows.columns[loss_mask][:, : rows - 1].reshape(counted.shape) != 0)
         if rounded is not None:
             counted = rounded.thin(counted)
-        # One copy of all numbers, and one of all masks: each costs a device as much as a kernel.
-        whole = [start + index, _index_steps(real, rounded)]
-        masks = [valid] if windows.cut_off is None else [valid, real]
-        if counted is not real:
-            whole.append(_index_steps(counted))
-            masks.append(counted)
+        steps = StepIndex.of(real, rounded)
+        actor_counted = None
         if actor_mask:
-            taught = counted & (windows.columns[actor_mask][:, : rows - 1].reshape(counted.shape) != 0)
-            whole.append(_index_steps(taught))
-            masks.append(taught)
-        time, *places = _move_together(whole, device)
-        valid_rows, *others = _move_together(masks, device)
-        actor_counted = StepIndex(others.pop(), *places.pop().unbind()) if actor_mask else None
-        known = others.pop(0) if windows.cut_off is not None else valid_rows[:, 1:]
-        steps = StepIndex(known, *places[0].unbind())
+            actor_counted = StepIndex.of(
+                counted & (windows.columns[actor_mask][:, : rows - 1].reshape(counted.shape) != 0)
+            )
         return cls(
             observation={name: columns[name] for name in spaces.observation},
             action=columns[ACTION],
             reward=columns[REWARD].float(),
-            time=time,
+            time=_to_tensor(start + index),
             terminated=columns[TERMINATED][:, 1:].bool(),
             valid=steps,
-            counted=StepIndex(others[0], *places[1].unbind()) if others else steps,
-            valid_rows=valid_rows,
+            counted=steps if counted is real else StepIndex.of(counted),
+            valid_rows=_to_tensor(valid),
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             actor_counted=actor_counted,
-            importance=None if windows.importance is None else _to_tensor(windows.importance, device).float(),
-            label=_to_tensor(windows.columns[LABEL][:, :rows], device) if labelled else None,
-            logp=_to_tensor(windows.columns[LOGP][:, :rows], device).float() if logp else None,
+            importance=None if windows.importance is None else _to_tensor(windows.importance).float(),
+            label=_to_tensor(windows.columns[LABEL][:, :rows]) if labelled else None,
+            logp=_to_tensor(windows.columns[LOGP][:, :rows]).float() if logp else None,
         )
 
     def split(self, parts: int) -> list[TensorBatch]:
@@ -268,14 +235,86 @@ class TensorBatch:
             replace(
                 self,
                 observation={name: value[i] for name, value in observation.items()},
-                valid=StepIndex.of(valid[i]),
-                counted=StepIndex.of(counted[i]),
-                actor_counted=None if taught is None else StepIndex.of(taught[i]),
+                valid=StepIndex.of(valid[i].numpy()),
+                counted=StepIndex.of(counted[i].numpy()),
+                actor_counted=None if taught is None else StepIndex.of(taught[i].numpy()),
                 lengths=tuple(windows[i].tolist()),
                 **{name: value[i] for name, value in chunks.items()},
             )
             for i in range(parts)
         ]
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """Windows and their tensors, ready for a device: all tensors are parts of one `block` of page-locked memory, which
+    a device gets in one copy while the host goes on. None: they are used on the host, wherever they are."""
+
+    windows: Batch
+    tensors: TensorBatch
+    block: Tensor | None = None
+
+    @classmethod
+    def of(cls, windows: Batch, tensors: TensorBatch, device: torch.device) -> HostBatch:
+        """Prepare a batch for `device`."""
+        if device.type == "cpu":
+            return cls(windows, tensors)
+        places: dict[int, tuple[Tensor, int]] = {}
+        size = 0
+        for tensor in list_tensors(tensors):
+            if id(tensor) not in places:
+                places[id(tensor)] = tensor, size
+                size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+        def copy_in(tensor: Tensor) -> Tensor:
+            begin = places[id(tensor)][1]
+            part = block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return part.copy_(tensor)
+
+        return cls(windows, map_tensors(tensors, copy_in), block)
+
+    def move(self, device: torch.device) -> TensorBatch:
+        """Return the tensors on `device`."""
+        return self.tensors if self.block is None else self.find_in(self.block.to(device, non_blocking=True))
+
+    def find_in(self, block: Tensor) -> TensorBatch:
+        """Return the tensors as parts of a copy of the block."""
+
+        def find(tensor: Tensor) -> Tensor:
+            begin = tensor.storage_offset() * tensor.element_size()
+            return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+        return map_tensors(self.tensors, find)
+
+    def describe(self) -> tuple[Any, ...]:
+        """Describe what the kernels of an update depend on: which fields the batch has, their shapes, and where they
+        are in the block."""
+        fields = tuple(name for name, value in vars(self.tensors).items() if value is not None)
+        parts = ((tuple(x.shape), x.dtype, x.storage_offset()) for x in list_tensors(self.tensors))
+        return fields, tuple(parts)
+
+
+def list_tensors(batch: Any) -> list[Tensor]:
+    """List the tensors of a batch, in the order of its fields; those that fields share are listed twice."""
+    found: list[Tensor] = []
+    for value in (batch if isinstance(batch, Mapping) else vars(batch)).values():
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, Mapping) or is_dataclass(value):
+            found.extend(list_tensors(value))
+    return found
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Copy a batch, or a part of one, with `change` of each of its tensors."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(value, change) for name, value in batch.items()}
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{name: map_tensors(value, change) for name, value in vars(batch).items()})
+    return batch
 
 
 def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch, *, packed: bool) -> Tensor:
@@ -291,7 +330,7 @@ def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBa
     return packing.unpack(sequence(tokens, time, packing))
 
 
-def require_choices(windows: Windows, spaces: Spaces) -> None:
+def require_choices(windows: Batch, spaces: Spaces) -> None:
     """Raise IntegrityError for a discrete value outside its space, which would be an index out of bounds: windows are
     drawn without verifying checksums.
     """
@@ -319,12 +358,5 @@ def require_mask(setting: str, column: str, spaces: Spaces) -> None:
         )
 
 
-def _to_tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
-
-def _move_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
-    """Move arrays of one type to `device` in a single copy."""
-    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device, non_blocking=True)
-    parts = flat.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+def _to_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

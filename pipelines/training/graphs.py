@@ -6,48 +6,19 @@ GPU a few. They depend on the shapes of the batch alone: they are recorded for b
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipelines.learning.batch import TensorBatch
+from pipelines.learning.batch import HostBatch, TensorBatch
 
 _MOST_GRAPHS = 64  # shapes of batches; their activations share memory, and each keeps a batch and gradients
 _MOST_SHAPES = 1024  # that are remembered as met
 _Backward = Callable[[list[TensorBatch], list[torch.Generator]], tuple[dict[str, Tensor], list[Tensor]]]
-
-
-def list_tensors(batch: Any) -> list[Tensor]:
-    """List the tensors of a batch, in the order of its fields; views and fields that share one are listed twice."""
-    found: list[Tensor] = []
-    for value in (batch if isinstance(batch, Mapping) else vars(batch)).values():
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
-            found.extend(list_tensors(value))
-    return found
-
-
-def copy_batch(batch: Any) -> Any:
-    """Copy a batch, or a part of one, with all its tensors, to memory that stays."""
-    if isinstance(batch, Tensor):
-        return batch.clone(memory_format=torch.contiguous_format)
-    if isinstance(batch, Mapping):
-        return {name: copy_batch(value) for name, value in batch.items()}
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return dataclasses.replace(batch, **{name: copy_batch(value) for name, value in vars(batch).items()})
-    return batch
-
-
-def describe_shapes(batch: TensorBatch) -> tuple[Any, ...]:
-    """Describe what the kernels of an update depend on: which fields a batch has, and their shapes."""
-    fields = tuple(name for name, value in vars(batch).items() if value is not None)
-    return fields, tuple((tuple(tensor.shape), tensor.dtype) for tensor in list_tensors(batch))
 
 
 class UpdateGraph:
@@ -56,7 +27,7 @@ class UpdateGraph:
 
     def __init__(
         self,
-        batch: TensorBatch,
+        batch: HostBatch,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
         pool: Any,
@@ -66,13 +37,14 @@ class UpdateGraph:
     ) -> None:
         # A graph reads the memory of tensors that it was not given, such as masks that are cached: they must stay.
         self._kept = [x for x in gc.get_objects() if type(x) is Tensor and x.is_cuda and x.grad_fn is None]
-        static = copy_batch(batch)
-        self._inputs = list_tensors(static)
-        self._rate = torch.zeros((), device=static.reward.device)
+        assert batch.block is not None
+        self._block = batch.block.to(generator.device)
+        self.batch = batch.find_in(self._block)  # the one that was given last
+        self._rate = torch.zeros((), device=generator.device)
         self._to_norms, self._to_weights = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._to_norms.register_generator_state(generator)
         with torch.cuda.graph(self._to_norms, pool=pool, capture_error_mode="thread_local"):
-            metrics, self._errors = backward([static], [generator])
+            metrics, self._errors = backward([self.batch], [generator])
             metrics = metrics | clip()
             self._figures = torch.stack([*metrics.values()])
         self._names = [*metrics]
@@ -86,9 +58,10 @@ class UpdateGraph:
             for group, before in zip(optimizer.param_groups, options, strict=True):
                 group.update(before)
 
-    def compute(self, batch: TensorBatch) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def compute(self, batch: HostBatch) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Compute the gradients of a batch -> (metrics and norms, TD errors of its windows)."""
-        torch._foreach_copy_(self._inputs, list_tensors(batch))
+        assert batch.block is not None
+        self._block.copy_(batch.block, non_blocking=True)
         self._to_norms.replay()
         return dict(zip(self._names, self._figures.clone().unbind(), strict=True)), [e.clone() for e in self._errors]
 
@@ -112,9 +85,9 @@ class UpdateGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def find(self, batch: TensorBatch, record: Callable[[Any], UpdateGraph]) -> UpdateGraph | None:
+    def find(self, batch: HostBatch, record: Callable[[Any], UpdateGraph]) -> UpdateGraph | None:
         """Find the graph for a batch; `record` makes one in a pool of memory. None: run this update as it is."""
-        shapes = describe_shapes(batch)
+        shapes = batch.describe()
         if shapes in self._graphs or self.failure is not None:
             return self._graphs.get(shapes)
         if len(self._met) >= _MOST_SHAPES:

@@ -11,7 +11,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from pipelines.lake.schema import LOGP
 from pipelines.lake.spaces import Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.learning.batch import TensorBatch, require_choices, require_mask
+from pipelines.learning.batch import HostBatch, TensorBatch, require_choices, require_mask
 from pipelines.learning.checkpoint import Checkpoint, resolve_device
 from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
@@ -49,9 +48,9 @@ Learnt = Callable[[np.ndarray, np.ndarray | None, np.ndarray], None]
 class Learner:
     """Trains an `Agent` for `spaces`.
 
-    `draw` given to `step` returns a batch of so many windows. It is called once for each of `micro_batches`, this
-    rank's share of the update's (`grad_accumulation`, at least one per rank); the sum of all gradients makes the
-    update.
+    `draw` given to `step` returns a batch of so many windows, or what `prepare` made of one. It is called once for each
+    of `micro_batches`, this rank's share of the update's (`grad_accumulation`, at least one per rank); the sum of all
+    gradients makes the update.
     """
 
     def __init__(self, spaces: Spaces, agent: AgentSettings, train: TrainSettings, *, seed: int) -> None:
@@ -123,7 +122,23 @@ class Learner:
         """Return the names of parameters by their number in the optimiser's state."""
         return [name for group in group_parameters(self.agent) for name in group]
 
-    def step(self, draw: Callable[[int], Batch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
+    def prepare(self, windows: Batch, update: int) -> HostBatch:
+        """Convert windows for an update. Another thread may do so ahead: nothing is used that updates change.
+        IntegrityError for windows that are damaged."""
+        require_choices(windows, self.spaces)
+        rounding = None if self.graphs is None else stream(self.seed, update, 0, Purpose.STEPS)
+        tensors = TensorBatch.from_numpy(
+            windows,
+            self.spaces,
+            labelled=self.agent_settings.target == "label",
+            logp=self.agent_settings.trace in ("retrace", "vtrace") and LOGP in windows.columns,
+            loss_mask=self.settings.loss_mask,
+            actor_mask=self.settings.actor_mask,
+            rounding=rounding,
+        )
+        return HostBatch.of(windows, tensors, self.device)
+
+    def step(self, draw: Callable[[int], Batch | HostBatch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
         """One update. Returns detached scalar metrics.
 
         An update whose gradient is not finite is counted and skipped: it moves neither weights nor optimiser nor
@@ -133,35 +148,22 @@ class Learner:
         """
         if self.is_sharded and not self.shards.of:
             self._share_out()
-        batches = self._weight_batches([draw(self.micro_batch_size) for _ in self.micro_batches])
-        for batch in batches:
-            require_choices(batch, self.spaces)
-        labelled = self.agent_settings.target == "label"
-        logp = self.agent_settings.trace in ("retrace", "vtrace") and all(LOGP in batch.columns for batch in batches)
-        rounding = self.rounding()
-        tensors = [
-            TensorBatch.from_numpy(
-                batch,
-                self.spaces,
-                self.device,
-                labelled=labelled,
-                logp=logp,
-                loss_mask=self.settings.loss_mask,
-                actor_mask=self.settings.actor_mask,
-                rounding=rounding,
-            )
-            for batch in batches
-        ]
+        drawn = [draw(self.micro_batch_size) for _ in self.micro_batches]
+        ready = [each if isinstance(each, HostBatch) else self.prepare(each, self.update) for each in drawn]
+        self._weight_batches(ready)
+        batches = [each.windows for each in ready]
         rate = learning_rate(self.update, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if not self.agent.training:  # walking through all modules costs as much as a layer
             self.agent.train()
-        graph = self._find_graph(tensors)
+        graph = self._find_graph(ready)
         if graph is not None:
-            metrics, errors = graph.compute(tensors[0])
+            tensors = [graph.batch]
+            metrics, errors = graph.compute(ready[0])
             self._raise_versions()
         else:
+            tensors = [each.move(self.device) for each in ready]
             metrics, errors = self._backward(tensors, *self.randomness())
             self.shards.take_gradients()
             metrics |= self._clip()
@@ -192,14 +194,14 @@ class Learner:
         self.optimizer.step()
         self.agent.update_targets()
 
-    def _find_graph(self, tensors: list[TensorBatch]) -> UpdateGraph | None:
+    def _find_graph(self, batches: list[HostBatch]) -> UpdateGraph | None:
         """Find the graph that repeats this update's kernels, and seed its random numbers; None: there is none."""
         if self.graphs is None:
             return None
-        (batch,), (generators, dropout_seeds) = tensors, self.randomness()
+        (batch,), (generators, dropout_seeds) = batches, self.randomness()
         if generators[0].device.type != "cuda":
             return None
-        self.agent.sequence.require_time(batch.last_time)
+        self.agent.sequence.require_time(batch.tensors.last_time)
         generator = self.graphs.generator
 
         def set_seeds() -> None:
@@ -230,13 +232,13 @@ class Learner:
         """Say that tensors of the agent may have changed, as a graph changes them unseen."""
         torch.autograd.graph.increment_version(self._changing)
 
-    def _weight_batches(self, batches: list[Batch]) -> list[Batch]:
-        """Divide importance weights by their maximum in the update."""
-        weights = [batch.importance for batch in batches if batch.importance is not None]
-        if not weights:
-            return batches
-        highest = ranks.find_maximum(max(float(each.max()) for each in weights), self.device)
-        return [replace(batch, importance=each / highest) for batch, each in zip(batches, weights, strict=True)]
+    def _weight_batches(self, batches: list[HostBatch]) -> None:
+        """Divide importance weights by their maximum in the update, in place."""
+        weights = [batch.tensors.importance for batch in batches if batch.tensors.importance is not None]
+        if weights:
+            highest = ranks.find_maximum(max(float(each.max()) for each in weights), self.device)
+            for each in weights:
+                each /= highest
 
     def _report_errors(self, batches: list[Batch], errors: list[torch.Tensor], learnt: Learnt) -> None:
         """Call `learnt` for all ranks' micro-batches in the order of their numbers."""
@@ -334,10 +336,6 @@ class Learner:
             [torch.Generator(self.device).manual_seed(each) for each in keys],
             [key(*place, Purpose.DROPOUT) for place in places],
         )
-
-    def rounding(self) -> np.random.Generator | None:
-        """Return what rounds the next batch to one of few shapes; None where updates are not recorded."""
-        return None if self.graphs is None else stream(self.seed, self.update, 0, Purpose.STEPS)
 
     def describe(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend, ranks."""

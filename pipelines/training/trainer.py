@@ -21,7 +21,6 @@ from pipelines.config.host import is_main
 from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.data.batch import Batch
 from pipelines.data.mixture import Share
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted
@@ -31,6 +30,7 @@ from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake, describe_difference
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent, ReferencePolicy
+from pipelines.learning.batch import HostBatch
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.nets import ranks
 from pipelines.rollout.policies import load_trained
@@ -64,7 +64,7 @@ class Trainer:
         self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
         self._data: TrainingData | None = None
-        self._batches: Prefetch | None = None
+        self._batches: Prefetch[HostBatch] | None = None
         self._resumed: Checkpoint | None = None
         self._learnt: dict[str, torch.Tensor] = {}
         self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
@@ -186,7 +186,8 @@ class Trainer:
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         updates, size = range(self.learner.update, target), self.learner.micro_batch_size
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
-        with ranks.raise_rank_lost(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
+        batches = Prefetch(data.mixture, plan, ahead=ahead, prepare=self.learner.prepare)
+        with ranks.raise_rank_lost(), batches as self._batches:
             try:
                 return self._train(self._batches, data, target, listener, about_data)
             finally:
@@ -195,7 +196,7 @@ class Trainer:
 
     def _train(
         self,
-        batches: Prefetch,
+        batches: Prefetch[HostBatch],
         data: TrainingData,
         target: int,
         listener: Listener,
@@ -207,7 +208,7 @@ class Trainer:
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         waited = 0.0
 
-        def draw(_: int) -> Batch:
+        def draw(_: int) -> HostBatch:
             nonlocal waited
             asked = time.monotonic()
             batch = batches.next()

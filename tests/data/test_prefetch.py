@@ -47,6 +47,10 @@ def plan(updates: int = 6) -> Iterator[Request]:
     return ((3, update, part) for update in range(updates) for part in range(2))
 
 
+def take(batch: Batch, update: int) -> Batch:
+    return batch
+
+
 def told(batch: Batch) -> tuple:
     assert batch.trajectory is not None
     return (*batch.columns["x"].tolist(), batch.lengths[0], batch.start[0], batch.trajectory[0])
@@ -62,7 +66,7 @@ def test_batches_are_those_without_it(ahead: int, events: list[str]) -> None:
     """Against a source drawn from directly, through refreshes and restarts of the thread."""
     source, direct, updates = Counting(), Counting(), 8
     rest, requests = plan(updates), plan(updates)
-    prefetch = Prefetch(source, rest, ahead=ahead)
+    prefetch = Prefetch(source, rest, ahead=ahead, prepare=take)
     taken = 0
 
     def change() -> None:
@@ -84,7 +88,7 @@ def test_batches_are_those_without_it(ahead: int, events: list[str]) -> None:
             elif event == "stop":
                 prefetch.__exit__(None, None, None)
                 assert not source.drawing.locked()
-                prefetch = Prefetch(source, plan_from(updates, taken), ahead=ahead)
+                prefetch = Prefetch(source, plan_from(updates, taken), ahead=ahead, prepare=take)
     finally:
         prefetch.__exit__(None, None, None)
 
@@ -98,7 +102,7 @@ def plan_from(updates: int, taken: int) -> Iterator[Request]:
 
 def test_the_next_batch_is_made_while_nobody_asks() -> None:
     source = Counting()
-    with Prefetch(source, plan(), ahead=2) as prefetch:
+    with Prefetch(source, plan(), ahead=2, prepare=take) as prefetch:
         prefetch.next()
         prefetch.wait()
         assert source.requests == list(plan())[:3]
@@ -108,7 +112,7 @@ def test_the_next_batch_is_made_while_nobody_asks() -> None:
 
 def test_without_it_there_is_no_thread() -> None:
     source = Counting()
-    with Prefetch(source, plan(), ahead=0) as prefetch:
+    with Prefetch(source, plan(), ahead=0, prepare=take) as prefetch:
         prefetch.next()
     assert source.threads == {threading.current_thread().name}
 
@@ -116,7 +120,7 @@ def test_without_it_there_is_no_thread() -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_an_error_is_raised_where_its_batch_would_have_been(ahead: int) -> None:
     source = Counting(fails_at=1)
-    with Prefetch(source, plan(), ahead=ahead) as prefetch:
+    with Prefetch(source, plan(), ahead=ahead, prepare=take) as prefetch:
         prefetch.next()
         prefetch.next()
         with pytest.raises(InputMissing, match="nothing to draw"):
@@ -125,7 +129,7 @@ def test_an_error_is_raised_where_its_batch_would_have_been(ahead: int) -> None:
 
 
 def test_the_plan_ends() -> None:
-    with Prefetch(Counting(), plan(1), ahead=2) as prefetch:
+    with Prefetch(Counting(), plan(1), ahead=2, prepare=take) as prefetch:
         prefetch.next(), prefetch.next()
         with pytest.raises(StopIteration):
             prefetch.next()

@@ -532,3 +532,9 @@ def pretend() -> None:
         return make(*args, device="cpu", **kwargs).to(CUDA)  # made on the host, then copied
 
     torch.tensor = tensor
+    empty = torch.empty
+
+    def pageable(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return empty(*args, **kwargs)  # memory of the host is page-locked by a driver
+
+    torch.empty = pageable

@@ -17,7 +17,6 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.learning.batch import TensorBatch
 from pipelines.learning.diagnostics import inspect
 from pipelines.training.learner import Learner
 from pipelines.training.trainer import means
@@ -43,7 +42,7 @@ def test_losses_and_diagnostics_are_those_of_the_cpu(case: Any, packed: bool) ->
     for device in ("cpu", "cuda"):
         agent = factories.agent(action, kind=kind, **({"critic": {"hidden": [16, 16]}} | more)).to(device)
         agent.packed = packed
-        data = TensorBatch.from_numpy(factories.windows(agent.spaces), agent.spaces, device)
+        data = factories.move(factories.windows(agent.spaces), agent, device)
         loss, metrics = agent.loss(data, torch.Generator("cpu").manual_seed(0))
         loss.backward()
         agent.update_targets()

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 from pipelines.config.model import AgentSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.learning.batch import TensorBatch
+from pipelines.learning.batch import HostBatch, TensorBatch
 
 ACTIONS: dict[str, Space] = {
     "discrete": Discrete(n=4),
@@ -78,7 +79,13 @@ def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, 
 
 
 def batch(owner, **options):
-    return TensorBatch.from_numpy(windows(owner.spaces, **options), owner.spaces)
+    return move(windows(owner.spaces, **options), owner, "cpu")
+
+
+def move(source, owner, device):
+    """The tensors of windows on a device."""
+    tensors, there = TensorBatch.from_numpy(source, owner.spaces), torch.device(device)
+    return HostBatch.of(source, tensors, there).move(there)
 
 
 def padded(source, extra, value=7):

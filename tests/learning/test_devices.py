@@ -68,7 +68,7 @@ def test_acting_is_computed_where_the_agent_is(name):
 def test_batches_and_packings_say_where_they_are_made():
     learner = agent()
     with torch.device(ELSEWHERE):
-        data = TensorBatch.from_numpy(windows(learner.spaces), learner.spaces, "cpu")
+        data = TensorBatch.from_numpy(windows(learner.spaces), learner.spaces)
         packing = Packing([3, 1, 2], time=3, device="cpu")
     found = [value.device.type for value in vars(data).values() if isinstance(value, torch.Tensor)]
     assert {*found, packing.tokens_N.device.type, packing.by_age[0].device.type} == {"cpu"}

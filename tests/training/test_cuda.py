@@ -13,10 +13,8 @@ import torch
 
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
-from pipelines.data.randomness import Purpose, stream
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.batch import TensorBatch
 from pipelines.nets.compute import autocast
 from pipelines.nets.mamba import selective_scan
 from pipelines.nets.scan import linear_scan
@@ -115,7 +113,6 @@ def test_an_update_that_is_repeated_as_a_graph_is_the_same(case: str, way: dict[
 def test_updates_of_windows_of_all_lengths_are_repeated_as_graphs() -> None:
     rng = np.random.default_rng(0)
     graphs, plain = (encoding("transformer", device="cuda", cuda_graphs=on) for on in (True, False))
-    plain.rounding = lambda: stream(plain.seed, plain.update, 0, Purpose.STEPS)  # type: ignore[method-assign]
     for _ in range(12):
         data = batch(rng, size=8, steps=9)
         data.lengths[:] = rng.integers(2, 11, 8)
@@ -123,7 +120,8 @@ def test_updates_of_windows_of_all_lengths_are_repeated_as_graphs() -> None:
         for column in data.columns.values():
             for row, length in zip(column, data.lengths, strict=True):
                 row[length:] = 0
-        ours, theirs = (each.step(lambda size, data=data: data) for each in (graphs, plain))
+        rounded = graphs.prepare(data, graphs.update)
+        ours, theirs = (each.step(lambda size, rounded=rounded: rounded) for each in (graphs, plain))
         for name in ours:
             torch.testing.assert_close(
                 ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
@@ -144,7 +142,7 @@ def test_every_agent_and_action_space_gives_the_loss_of_the_cpu(kind: str, actio
     source = factories.windows(here.spaces)
     found: list[list[torch.Tensor]] = []
     for agent, device in ((here, "cpu"), (there, "cuda")):
-        data = TensorBatch.from_numpy(source, agent.spaces, device)
+        data = factories.move(source, agent, device)
         loss, _ = agent.loss(data, torch.Generator("cpu").manual_seed(0))
         loss.backward()
         agent.update_targets()
@@ -193,7 +191,7 @@ def test_cached_steps_are_the_whole_forward(name: str, precision: str) -> None:
     source = factories.windows(agent.spaces, lengths=(9,) * 4, rows=9)
     source.start[:] = 0
     with torch.no_grad(), autocast(CUDA, precision):
-        data = TensorBatch.from_numpy(source, agent.spaces, CUDA)
+        data = factories.move(source, agent, CUDA)
         whole = agent.heads.actor.acting(agent.encode(data)).float()
     found: list[torch.Tensor] = []
     acting = agent.heads.actor.acting
