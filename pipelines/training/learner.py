@@ -44,6 +44,8 @@ from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share
 # Of some windows: rows of their trajectories, numbers of their lakes (None: the only one), mean absolute TD errors.
 Learnt = Callable[[np.ndarray, np.ndarray | None, np.ndarray], None]
 
+_LINES = 4  # of the log, of which one has figures of the encoders: these cost a GPU as much as four small updates
+
 
 class Learner:
     """Trains an `Agent` for `spaces`.
@@ -167,7 +169,7 @@ class Learner:
             metrics, errors = self._backward(tensors, *self.randomness())
             self.shards.take_gradients()
             metrics |= self._clip()
-        if (self.update + 1) % self.settings.log_every == 0:
+        if (self.update + 1) % (_LINES * self.settings.log_every) == 0:
             with autocast(self.device, self.precision):
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
         is_finite = bool(metrics["grad_norm"] < torch.inf)  # waits for the device, once an update

@@ -35,14 +35,14 @@ Counts = tuple[int, int, int, int]  # launches, waits, copies to the device, cop
 
 # By action space, agent and settings of training.
 UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], Counts]] = [
-    ("discrete", {}, {}, (517, 1, 1, 0)),
-    ("discrete", {}, BF16, (590, 1, 1, 0)),
-    ("discrete", {}, BF16 | {"packing": True}, (658, 1, 2, 0)),
+    ("discrete", {}, {}, (523, 1, 1, 0)),
+    ("discrete", {}, BF16, (596, 1, 1, 0)),
+    ("discrete", {}, BF16 | {"packing": True}, (664, 1, 2, 0)),
     ("discrete", {}, BF16 | {"cuda_graphs": True}, (7, 1, 1, 0)),
-    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (3098, 1, 4, 0)),
-    ("discrete", {"kind": "multi-task"}, BF16, (643, 1, 1, 0)),
-    ("continuous", {}, BF16, (629, 1, 1, 0)),
-    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (666, 1, 1, 0)),
+    ("discrete", {}, BF16 | {"grad_accumulation": 4}, (3122, 1, 4, 0)),
+    ("discrete", {"kind": "multi-task"}, BF16, (649, 1, 1, 0)),
+    ("continuous", {}, BF16, (635, 1, 1, 0)),
+    ("continuous", {"actor": {"distribution": "grid"}, "trace": "retrace"}, BF16, (672, 1, 1, 0)),
 ]
 # By sequence encoder and precision, for 16 actors.
 ACTING: list[tuple[dict[str, Any], str, Counts]] = [
