@@ -87,14 +87,14 @@ LIGHT = Theme(
     ink="#1f2328",
     soft="#6b7280",
     grid="#e5e7eb",
-    lines=("#0072b2", "#c8501e", "#00805f", "#a8508a", "#8a6a00", "#2f86b8", "#5b5bd6", "#7a7a7a"),
+    lines=("#0072b2", "#c8501e", "#00805f", "#a8508a", "#8a6a00", "#1f2328", "#5b5bd6", "#7a7a7a"),
 )
 DARK = Theme(
     paper="#15181d",
     ink="#e6e8eb",
     soft="#9aa3ad",
     grid="#2d333b",
-    lines=("#56b4e9", "#f08c5a", "#3ec79c", "#de9ac4", "#e0b63c", "#8ecdf0", "#a6a6ff", "#b5b5b5"),
+    lines=("#56b4e9", "#f08c5a", "#3ec79c", "#de9ac4", "#e0b63c", "#e6e8eb", "#a6a6ff", "#b5b5b5"),
 )
 
 
