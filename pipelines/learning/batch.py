@@ -215,7 +215,7 @@ class TensorBatch:
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             actor_counted=actor_counted,
-            importance=None if windows.importance is None else _to_tensor(windows.importance).float(),
+            importance=None if windows.importance is None else torch.tensor(windows.importance, dtype=torch.float32),
             label=_to_tensor(windows.columns[LABEL][:, :rows]) if labelled else None,
             logp=_to_tensor(windows.columns[LOGP][:, :rows]).float() if logp else None,
         )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
-from pipelines.lake.spaces import Spaces
-from pipelines.learning.batch import StepIndex, TensorBatch, require_choices
+from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.learning.batch import HostBatch, StepIndex, TensorBatch, list_tensors, require_choices
 from tests.learning.factories import ACTIONS, OBSERVATION, agent, windows
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
@@ -39,6 +39,33 @@ def test_an_action_outside_its_space_is_damage_and_padding_is_not():
     source.columns["action"][0, 1] = 2**30
     with pytest.raises(IntegrityError, match="a value of 'action' is outside its space"):
         require_choices(source, SPACES)
+
+
+def test_the_block_for_a_device_has_the_numbers_of_all_tensors():
+    spaces = Spaces(
+        observation={"obs": OBSERVATION["obs"], "image": Box(shape=(3, 5), dtype="uint8")}, action=Discrete(n=4)
+    )
+    source = windows(spaces, lengths=(2, 4, 3), rows=9, importance=np.array([1.0, 0.5, 0.25]))
+    source.warm_up = np.array([1, 0, 2])
+    tensors = TensorBatch.from_numpy(source, spaces)
+    ready = HostBatch.of(source, tensors, torch.device("meta"))
+    there = ready.block.clone()
+    found = ready.find_in(there)
+    ready.block.zero_()
+    first, end = there.data_ptr(), there.data_ptr() + there.nbytes
+    for ours, theirs in zip(list_tensors(found), list_tensors(tensors), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+        assert first <= ours.data_ptr() <= ours.data_ptr() + ours.nbytes <= end
+        assert (ours.data_ptr() - first) % 256 == 0
+    assert found.lengths == tensors.lengths
+    assert found.last_time == tensors.last_time
+
+
+def test_importance_weights_of_windows_stay_as_they_are():
+    source = windows(SPACES, lengths=(2, 4), rows=9, importance=np.array([4.0, 2.0], np.float32))
+    TensorBatch.from_numpy(source, SPACES).importance.zero_()
+    assert source.importance.tolist() == [4, 2]
 
 
 def test_split_gives_back_all_windows():
