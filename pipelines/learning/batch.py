@@ -215,7 +215,7 @@ class TensorBatch:
             lengths=tuple(lengths.tolist()),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             actor_counted=actor_counted,
-            importance=None if windows.importance is None else torch.tensor(windows.importance, dtype=torch.float32),
+            importance=None if windows.importance is None else _to_tensor(windows.importance.astype(np.float32)),
             label=_to_tensor(windows.columns[LABEL][:, :rows]) if labelled else None,
             logp=_to_tensor(windows.columns[LOGP][:, :rows]).float() if logp else None,
         )
@@ -265,7 +265,7 @@ class HostBatch:
             if id(tensor) not in places:
                 places[id(tensor)] = tensor, size
                 size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        block = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        block = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
 
         def copy_in(tensor: Tensor) -> Tensor:
             begin = places[id(tensor)][1]

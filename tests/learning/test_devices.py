@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.batch import TensorBatch
+from pipelines.learning.batch import HostBatch, TensorBatch
 from pipelines.learning.diagnostics import inspect
 from pipelines.nets.attention import BACKENDS, AttentionWindow
 from pipelines.nets.packing import Packing
@@ -68,10 +68,12 @@ def test_acting_is_computed_where_the_agent_is(name):
 def test_batches_and_packings_say_where_they_are_made():
     learner = agent()
     with torch.device(ELSEWHERE):
-        data = TensorBatch.from_numpy(windows(learner.spaces), learner.spaces)
+        source = windows(learner.spaces)
+        data = TensorBatch.from_numpy(source, learner.spaces)
+        block = HostBatch.of(source, data, torch.device("meta")).block
         packing = Packing([3, 1, 2], time=3, device="cpu")
     found = [value.device.type for value in vars(data).values() if isinstance(value, torch.Tensor)]
-    assert {*found, packing.tokens_N.device.type, packing.by_age[0].device.type} == {"cpu"}
+    assert {*found, block.device.type, packing.tokens_N.device.type, packing.by_age[0].device.type} == {"cpu"}
 
 
 @pytest.mark.parametrize("packed", [False, True])
