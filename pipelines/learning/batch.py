@@ -220,30 +220,6 @@ class TensorBatch:
             logp=_to_tensor(windows.columns[LOGP][:, :rows]).float() if logp else None,
         )
 
-    def split(self, parts: int) -> list[TensorBatch]:
-        """Split into micro-batches of (nearly) equal size. ValueError if there are fewer windows than parts."""
-        if parts > len(self.mask):
-            raise ValueError(f"cannot split {len(self.mask)} windows into {parts} parts")
-        chunks: dict[str, Any] = {
-            name: value.tensor_split(parts) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
-        valid, counted = self.mask.tensor_split(parts), self.loss_mask.tensor_split(parts)
-        taught = None if self.actor_counted is None else self.actor_counted.mask_BT.tensor_split(parts)
-        windows = np.array_split(np.array(self.lengths), parts)
-        return [
-            replace(
-                self,
-                observation={name: value[i] for name, value in observation.items()},
-                valid=StepIndex.of(valid[i].numpy()),
-                counted=StepIndex.of(counted[i].numpy()),
-                actor_counted=None if taught is None else StepIndex.of(taught[i].numpy()),
-                lengths=tuple(windows[i].tolist()),
-                **{name: value[i] for name, value in chunks.items()},
-            )
-            for i in range(parts)
-        ]
-
 
 @dataclass(frozen=True)
 class HostBatch:

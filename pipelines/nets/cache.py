@@ -21,14 +21,6 @@ class Memory(Protocol):
     def reset(self, mask_N: Tensor) -> None: ...
 
 
-class Selectable(Protocol):
-    """A memory that can act for some of its actors."""
-
-    def at(self, actors_B: Tensor) -> contextlib.AbstractContextManager[Memory]:
-        """Yield a memory of the distinct actors `actors_B`, in that order; what a step changes in it is theirs at the
-        end."""
-
-
 def count_bytes(memory: object) -> int:
     """Count the bytes of a memory's tensors."""
     parts = [value if isinstance(value, list | tuple) else [value] for value in vars(memory).values()]

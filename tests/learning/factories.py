@@ -1,5 +1,6 @@
 """Small spaces, settings and batches for the tests of learning."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from pipelines.config.model import AgentSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.learning.batch import HostBatch, TensorBatch
+from pipelines.learning.batch import HostBatch, StepIndex, TensorBatch
 
 ACTIONS: dict[str, Space] = {
     "discrete": Discrete(n=4),
@@ -86,6 +87,27 @@ def move(source, owner, device):
     """The tensors of windows on a device."""
     tensors, there = TensorBatch.from_numpy(source, owner.spaces), torch.device(device)
     return HostBatch.of(source, tensors, there).move(there)
+
+
+def split(data, parts):
+    """Micro-batches of (nearly) equal size."""
+
+    def indices(steps):
+        return [StepIndex.of(mask.numpy()) for mask in steps.mask_BT.tensor_split(parts)]
+
+    chunks = {name: value.tensor_split(parts) for name, value in vars(data).items() if isinstance(value, torch.Tensor)}
+    steps = {name: indices(value) for name, value in vars(data).items() if isinstance(value, StepIndex)}
+    observation = {name: value.tensor_split(parts) for name, value in data.observation.items()}
+    lengths = np.array_split(np.array(data.lengths), parts)
+    return [
+        replace(
+            data,
+            observation={name: value[i] for name, value in observation.items()},
+            lengths=tuple(lengths[i].tolist()),
+            **{name: value[i] for name, value in (chunks | steps).items()},
+        )
+        for i in range(parts)
+    ]
 
 
 def padded(source, extra, value=7):

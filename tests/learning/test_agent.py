@@ -9,7 +9,7 @@ import torch
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
 from pipelines.learning.batch import StepIndex, TensorBatch
 from pipelines.learning.objectives import draw, reduce
-from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, padded, windows
+from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, padded, split, windows
 from tests.tiers import crossed
 
 
@@ -20,7 +20,7 @@ def generator(seed=0):
 def in_parts(data, parts, seed=0):
     """Micro-batches, and one generator that all of them draw from: together they draw what the whole batch does."""
     shared = generator(seed)
-    return data.split(parts), [shared] * parts
+    return split(data, parts), [shared] * parts
 
 
 def gradients(owner):

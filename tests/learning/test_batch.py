@@ -68,16 +68,6 @@ def test_importance_weights_of_windows_stay_as_they_are():
     assert source.importance.tolist() == [4, 2]
 
 
-def test_split_gives_back_all_windows():
-    tensors = TensorBatch.from_numpy(windows(SPACES), SPACES)
-    parts = tensors.split(4)
-    assert [len(part.mask) for part in parts] == [2, 2, 1, 1]
-    assert torch.equal(torch.cat([part.action for part in parts]), tensors.action)
-    assert torch.equal(torch.cat([part.observation["obs"] for part in parts]), tensors.observation["obs"])
-    with pytest.raises(ValueError, match="6 windows into 7 parts"):
-        tensors.split(7)
-
-
 def test_steps_are_selected_as_by_their_mask():
     mask = torch.tensor([[True, False, True], [False, False, True]])
     index = StepIndex.of(mask)

@@ -68,11 +68,3 @@ def test_the_error_of_a_window_is_that_of_a_batch_of_it_alone():
 def test_without_importance_nothing_is_computed_for_windows():
     owner = agent()
     assert "td_errors" not in owner.loss(batch(owner), generator())[1]
-
-
-def test_micro_batches_keep_the_importance_of_their_windows():
-    owner = agent()
-    data = batch(owner, importance=np.linspace(0.1, 1, 6))
-    parts = data.split(3)
-    assert torch.equal(torch.cat([part.importance for part in parts]), data.importance)
-    assert all(part.importance is None for part in batch(owner).split(3))

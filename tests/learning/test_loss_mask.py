@@ -11,7 +11,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
 from pipelines.learning.batch import StepIndex, TensorBatch, require_mask
 from pipelines.learning.diagnostics import inspect
-from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, windows
+from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, split, windows
 from tests.learning.test_agent import generator, gradients, in_parts
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
@@ -77,7 +77,7 @@ def test_an_actor_mask_is_read_from_its_column_beside_all_other_masks():
     assert both.loss_mask.int().tolist() == [[1, 0, 1, 0], [0, 1, 1, 0]]
     assert both.actor_counted.mask_BT.int().tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
     assert both.actor_counted.step_N.tolist() == [0, 6]
-    assert [part.actor_counted.mask_BT.int().tolist() for part in both.split(2)] == [[[1, 0, 0, 0]], [[0, 0, 1, 0]]]
+    assert [part.actor_counted.mask_BT.int().tolist() for part in split(both, 2)] == [[[1, 0, 0, 0]], [[0, 0, 1, 0]]]
     assert TensorBatch.from_numpy(source, spaces).actor_counted is None
 
 
