@@ -21,7 +21,6 @@ from pipelines.nets.cache import KVCache, NoMemory, State
 from pipelines.nets.linear import fold
 
 TIME, WRITTEN, KEYS, VALUES, STATE = "time", "written", "keys", "values", "state"
-_DTYPES = {"bool": torch.bool, "uint8": torch.uint8}
 
 Tensors = dict[str, Tensor]
 
