@@ -114,11 +114,6 @@ class Reader:
         overlays = [segment.uids for segment in self.live.segments if segment.is_overlay]
         return np.sort(np.concatenate([np.zeros(0, "S16"), *overlays]))
 
-    def is_live(self, uid: str) -> bool:
-        """Refresh, and return whether a trajectory is live."""
-        self.refresh()
-        return self._find(uid) is not None
-
     def locate(self, uid: str) -> tuple[Segment, int]:
         """Find the segment of a trajectory and its index there."""
         found = self._find(uid)

@@ -48,6 +48,7 @@ def plan(updates: int = 6) -> Iterator[Request]:
 
 
 def take(batch: Batch, update: int) -> Batch:
+    assert batch.lengths[0] == update
     return batch
 
 

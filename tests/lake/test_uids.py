@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipelines.errors import InputMissing
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
@@ -35,7 +36,9 @@ def test_a_reader_finds_what_lives_whatever_dies_and_comes(lake: Lake, lost: int
     remove(lake, time=1.0, reason="x", segments=(ids[lost],))
     written |= fill(lake, [6, 7], seed=1)
     gone = list(written)[lost]
-    assert not reader.is_live(gone)
+    reader.refresh()
+    with pytest.raises(InputMissing, match=f"has no trajectory {gone}"):
+        reader.locate(gone)
     assert reader.uids() == [uid for uid in written if uid != gone]
     for uid in set(written) - {gone}:
         segment, place = reader.locate(uid)
