@@ -130,14 +130,16 @@ class LiteralTMaze:
 
 
 class LiteralDarkKeyDoor:
-    def __init__(self, start, key, door, meaning, *, size, light, attempt_steps, horizon):
+    def __init__(self, start, key, door, meaning, *, size, light, show_clock, attempt_steps, horizon):
         self.start, self.key, self.door, self.meaning = start, key, door, meaning
         self.size, self.light, self.attempt_steps, self.horizon = size, light, attempt_steps, horizon
+        self.show_clock = show_clock
         self.place, self.has_key, self.steps, self.time, self.over = start, False, 0, 0, False
 
     def observe(self):
         shown = [self.place[0] / self.size, self.place[1] / self.size, float(self.has_key)]
-        shown.append(self.steps / self.attempt_steps)
+        if self.show_clock:
+            shown.append(self.steps / self.attempt_steps)
         if self.light:
             shown += [c / self.size for c in (*self.door, *self.key)]
         return {"obs": shown}

@@ -21,6 +21,7 @@ def literal_of(env):
             env.meaning[i].tolist(),
             size=s.size,
             light=s.light,
+            show_clock=s.show_clock,
             attempt_steps=s.attempt_steps,
             horizon=s.horizon,
         )
@@ -32,6 +33,8 @@ def literal_of(env):
     ("params", "good"),
     crossed(
         [
+            {"size": 2, "attempt_steps": 9, "horizon": 40, "show_clock": False},
+            {"size": 3, "attempt_steps": 8, "horizon": 40, "show_clock": False, "light": True},
             {"size": 2, "attempt_steps": 7, "horizon": 40},
             {"size": 4, "attempt_steps": 12, "horizon": 65, "light": True},
             {"size": 3, "attempt_steps": 5, "horizon": 30, "shuffle_actions": True},

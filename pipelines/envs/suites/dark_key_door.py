@@ -7,7 +7,8 @@ door is tried before the key is taken, so key and door on one cell need two step
 step limit. The step after an attempt's end is spent on going back to the start: its action is ignored, its
 reward 0, the key is gone. All steps count towards the horizon, where the episode ends, terminated and
 truncated alike; an attempt cut off there counts for nothing. Observation, float32 (4,): x / size, y / size,
-has key, steps in the attempt / attempt limit; light adds the door's and the key's x / size, y / size.
+has key, and steps in the attempt / attempt limit, unless `show_clock` is off; light adds the door's and the
+key's x / size, y / size.
 """
 
 from __future__ import annotations
@@ -33,12 +34,19 @@ class _DarkKeyDoorSettings(SettingsModel):
     """Cells along a side of the room."""
     light: bool = False
     """Show where door and key are."""
+    show_clock: bool = True
+    """Show the steps in the attempt. A learner with a table has to learn every cell for each of them."""
     attempt_steps: int = Field(50, ge=1)
     """Steps after which an attempt is over."""
     horizon: int = Field(500, ge=1)
     """Steps of an episode."""
     shuffle_actions: bool = False
     """Give the five actions another meaning in every task."""
+
+
+def _count_numbers(settings: _DarkKeyDoorSettings) -> int:
+    """Count the numbers of an observation."""
+    return 3 + settings.show_clock + 4 * settings.light
 
 
 class DarkKeyDoor(NativeEnv):
@@ -50,7 +58,7 @@ class DarkKeyDoor(NativeEnv):
         s = self.settings = settings
         spec = EnvSpec(
             name=name,
-            spaces=Spaces(observation={"obs": Box(shape=(8 if s.light else 4,))}, action=Discrete(n=len(MOVES))),
+            spaces=Spaces(observation={"obs": Box(shape=(_count_numbers(s),))}, action=Discrete(n=len(MOVES))),
             horizon=s.horizon,
             num_attempts=None,
             has_success=True,
@@ -90,13 +98,15 @@ class DarkKeyDoor(NativeEnv):
             self.meaning[actor] = order
 
     def _observe(self) -> dict[str, np.ndarray]:
-        observation = np.empty((self.num_envs, 8 if self.settings.light else 4), dtype=np.float32)
+        s = self.settings
+        observation = np.empty((self.num_envs, _count_numbers(s)), dtype=np.float32)
         observation[:, :2] = self._coordinates.take(self.cell, axis=0)
         observation[:, 2] = self.has_key
-        observation[:, 3] = self.clock / self.settings.attempt_steps
-        if self.settings.light:
-            observation[:, 4:6] = self._coordinates.take(self.door, axis=0)
-            observation[:, 6:] = self._coordinates.take(self.key, axis=0)
+        if s.show_clock:
+            observation[:, 3] = self.clock / s.attempt_steps
+        if s.light:
+            observation[:, -4:-2] = self._coordinates.take(self.door, axis=0)
+            observation[:, -2:] = self._coordinates.take(self.key, axis=0)
         return {"obs": observation}
 
     def step(self, actions: np.ndarray) -> StepResult:
