@@ -8,7 +8,6 @@ more than the copy.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +27,7 @@ from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
-OPEN_FILES = 8192  # kept mapped, if the process may have twice as many files open
+OPEN_FILES = 16_384  # kept mapped, if the process may have twice as many files open
 
 Columns = dict[str, np.ndarray]
 
@@ -65,6 +64,28 @@ class SegmentLost(Exception):
         self.number = number
 
 
+class _Places:
+    """Where the plain columns of open files lie in memory, by the numbers of their segments: asking every file of a
+    batch for it would cost as much as copying the batch.
+
+    Arrays over segments: `is_known`, `rows`, `addresses` (S, C), 0 where a file lacks a column. They are valid as long
+    as no file is closed: see `OpenSegments.num_closed`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.clear(0, 0)
+
+    def clear(self, num_segments: int, num_closed: int) -> None:
+        self.num_closed = num_closed
+        self.is_known = np.zeros(num_segments, dtype=bool)
+        self.rows = np.zeros(num_segments, dtype=np.int64)
+        self.addresses = np.zeros((num_segments, len(self.names)), dtype=np.int64)
+
+    def add(self, numbers: Sequence[int], rows: np.ndarray, addresses: np.ndarray) -> None:
+        self.is_known[numbers], self.rows[numbers], self.addresses[numbers] = True, rows, addresses
+
+
 class Gatherer:
     """Reader of windows of `rows` rows of a view, which keeps the files that it read last mapped."""
 
@@ -82,6 +103,7 @@ class Gatherer:
             check=SegmentFile.require_sound if view.verify else None,
             rows=lambda id: view.live.listed_rows.get(id),
         )
+        self._places = _Places([column.name for column in view.schema.columns if not column.is_blob])
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(
@@ -298,7 +320,13 @@ class Gatherer:
     def _copy_columns(self, numbers: np.ndarray, first: np.ndarray, at: np.ndarray, out: Columns) -> None:
         """Copy the windows `at` some places of a batch, whose rows begin at `first` in the files of segments `numbers`.
         Rows beyond the end of a file are left as they are."""
-        distinct, file_of = np.unique(numbers[at], return_inverse=True)
+        numbers, first, places = numbers[at], first[at], self._places
+        if places.num_closed != self._files.num_closed or len(places.rows) != len(self._view.segments):
+            places.clear(len(self._view.segments), self._files.num_closed)
+        if out and places.is_known[numbers].all():
+            self._copy_windows(places.rows[numbers], places.addresses[numbers], numbers, first, at, out)
+            return
+        distinct, file_of = np.unique(numbers, return_inverse=True)
         begin = 0
         while out and begin < len(distinct):
             most = self._files.limit  # fewer, once the process has too many files open
@@ -311,37 +339,56 @@ class Gatherer:
                     self._files.limit = max(min(self._files.limit, len(wanted) // 2), 1)
                     continue
                 files = [self._file(number) for number in wanted]  # says which it is
+            rows, addresses = np.array([file.rows for file in files]), self._find_addresses(wanted, files)
+            if places.num_closed == self._files.num_closed:
+                places.add(wanted, rows, addresses)
             here = (file_of >= begin) & (file_of < begin + len(wanted))
-            self._copy_windows(files, wanted, file_of[here] - begin, first[at[here]], at[here], out)
+            each = file_of[here] - begin
+            self._copy_windows(rows[each], addresses[each], numbers[here], first[here], at[here], out)
             begin += len(wanted)
 
+    def _find_addresses(self, numbers: list[int], files: list[SegmentFile]) -> np.ndarray:
+        """Find the plain columns of files (F, C) int64 in memory, 0 where a file lacks one. SegmentLost if a column is
+        not in its file."""
+        found = []
+        for number, file in zip(numbers, files, strict=True):
+            try:
+                found.append([file.addresses.get(name, 0) for name in self._places.names])
+            except IntegrityError as error:
+                raise self._lost(number, error) from error
+        return np.array(found, dtype=np.int64).reshape(len(files), len(self._places.names))
+
     def _copy_windows(
-        self, files: list[SegmentFile], numbers: list[int], file_of: np.ndarray, first: np.ndarray, at: np.ndarray,
+        self, rows: np.ndarray, addresses: np.ndarray, numbers: np.ndarray, first: np.ndarray, at: np.ndarray,
         out: Columns,
     ) -> None:  # fmt: skip
-        """Copy windows from these open files."""
-        plain = [name for name in out if name not in self._wide]
-        stored = np.array([file.rows for file in files])[file_of]
-        wrong = np.flatnonzero((first < 0) | (first >= stored))
+        """Copy windows (W,) from the open files of segments `numbers` (W,), which have so many `rows` (W,), and columns
+        at these `addresses` (W, C)."""
+        wrong = np.flatnonzero((first < 0) | (first >= rows))
         if len(wrong):  # addresses must not follow from what a damaged file says
-            file, number = files[file_of[wrong[0]]], numbers[file_of[wrong[0]]]
-            raise self._lost(number, IntegrityError(f"segment '{file.path}' is damaged: rows lie outside it"))
-        inside = first <= stored - self._rows
+            raise self._damaged(int(numbers[wrong[0]]), "rows lie outside it")
+        inside = first <= rows - self._rows
         rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
-        find = operator.itemgetter(*plain) if plain else lambda addresses: ()
-        places = np.array([find(file.addresses) for file in files]).reshape(len(files), len(plain))[file_of]
-        for column, name in enumerate(plain):
+        for column, name in enumerate(self._places.names):
+            if name not in out:
+                continue
+            if not addresses[:, column].all():
+                raise self._damaged(int(numbers[addresses[:, column].argmin()]), f"it lacks the column '{name}'")
             target = out[name]
             row_bytes = target.itemsize * math.prod(target.shape[2:])
-            copy_blocks(places[inside, column] + first[inside] * row_bytes, target, at[inside])
+            copy_blocks(addresses[inside, column] + first[inside] * row_bytes, target, at[inside])
         for name in out:
             for i in range(len(at)) if name in self._wide else rest:
-                file, begin = files[file_of[i]], int(first[i])
-                stop = min(begin + self._rows, file.rows)
+                number, begin = int(numbers[i]), int(first[i])
+                stop = min(begin + self._rows, int(rows[i]))
                 try:
-                    file.copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
+                    self._file(number).copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
                 except (IntegrityError, FileNotFoundError) as error:
-                    raise self._lost(numbers[file_of[i]], error) from error
+                    raise self._lost(number, error) from error
+
+    def _damaged(self, number: int, what: str) -> SegmentLost:
+        path = self._file(number).path
+        return self._lost(number, IntegrityError(f"segment '{path}' is damaged: {what}"))
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:
         """Announce to the operating system what will be copied."""
@@ -367,12 +414,13 @@ class Gatherer:
             raise make_storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
 
     def _lost(self, number: int, error: Exception) -> SegmentLost:
-        self._files.pop(self._view.segments[number].file, None)
+        self._files.close(self._view.segments[number].file)
         return SegmentLost(number, str(error))
 
     def _close_moved(self) -> None:
         """Close files that no longer hold any trajectory of the view: they may have been removed."""
+        self._places.clear(0, self._files.num_closed)  # a segment may be in another file now
         lying = {segment.file for segment in self._view.segments}
         for id in self._files.keys() - lying:
-            del self._files[id]
+            self._files.close(id)
         self._moves = self._view.moves

@@ -480,7 +480,8 @@ class _HasSegments(Protocol):
 class OpenSegments(OrderedDict[str, SegmentFile]):
     """The segment files opened last, by id: `limit` at most, or as many as the process may have open. `check` is called
     when a file is first opened; `rows` returns how many rows it must have, if a manifest says so. Files that were
-    closed are mapped again by their layouts, of some 200 bytes each.
+    closed are mapped again by their layouts, of some 200 bytes each. `num_closed` counts closings: addresses in a file
+    are valid until it has grown.
     """
 
     def __init__(
@@ -498,6 +499,7 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
         self._check, self._expected_rows = check, rows
         self._sound: set[str] = set()
         self._layouts: dict[str, _Layout] = {}
+        self.num_closed = 0
 
     def open(self, id: str, schema_id: str) -> SegmentFile:
         """Return a segment's file. FileNotFoundError if it is gone, IntegrityError if it is damaged."""
@@ -536,9 +538,14 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
 
     def _close_oldest(self) -> None:
         while len(self) > self.limit:
-            id, file = self.popitem(last=False)
-            if id not in self._layouts and (layout := file.find_layout()) is not None:
+            id = next(iter(self))
+            if id not in self._layouts and (layout := self[id].find_layout()) is not None:
                 self._layouts[id] = layout
+            self.close(id)
+
+    def close(self, id: str) -> None:
+        """Forget a file, if it is open; its memory is unmapped once nothing refers to it."""
+        self.num_closed += self.pop(id, None) is not None
 
 
 def stored_bytes(storage: Storage, id: str) -> int:

@@ -17,8 +17,8 @@ pages     what `amago view` asks of a million trajectories: pages, filters, the 
 overlay   new rewards: bytes, and the speed of sampling through them
 relabel   relabelling trajectories of 500 steps: how many a second, and bytes of the overlays
 
-What limits, by profiles: a warm window is copying, 13 kB at the speed of memory plus a call of numpy a column, and a
-microsecond for each file that has one; end to end the draw adds a few per cent. Cold, the disk's queue: all ranges of a
+What limits, by profiles: a warm window is copying, 13 kB at the speed of memory plus a call of numpy a column, however
+many files there are; end to end the draw adds a few per cent. Cold, the disk's queue: all ranges of a
 batch are named before the first is touched. A window of pictures is unpacking its batches. An append is a checksum, a
 copy and one write into the page cache; a commit is two fsyncs and waiting for them. A refresh is reading the footer of
 what is new and listing the hours that changed; the index adds opening its file, a transaction and a checkpoint,

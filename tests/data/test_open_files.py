@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -142,6 +143,31 @@ def test_addresses_are_those_of_columns_in_the_map(lake: Lake) -> None:
     file.columns["reward"] = np.zeros(file.rows, dtype=np.float32)  # as a damaged footer might have it
     with pytest.raises(IntegrityError, match="column 'reward' is not in the file"):
         file.addresses  # noqa: B018
+
+
+def test_segments_that_moved_to_files_in_use_are_read_there(lake: Lake) -> None:
+    fill(lake, [5, 5, 5], seal_every=1)
+    view = view_of(lake)
+    reader = Gatherer(view, 6)
+    windows = np.arange(3), np.zeros(3, np.int64), np.full(3, 5)
+    first, second, third = reader.gather(*windows).columns["reward"].copy()
+    reader.gather(*windows)  # by known addresses
+    files = [segment.file for segment in view.segments]
+    for number, file in enumerate(files[1:] + files[:1]):  # no file is closed
+        view._taken[number] = dataclasses.replace(view._taken[number], file=file)
+    view.moves += 1
+    np.testing.assert_array_equal(reader.gather(*windows).columns["reward"], [second, third, first])
+    assert not np.array_equal(first, second)
+
+
+def test_a_file_without_a_column_is_damaged(lake: Lake) -> None:
+    fill(lake, LENGTHS)
+    view = view_of(lake)
+    reader = Gatherer(view, 5)
+    (id,) = {segment.file for segment in view.segments}
+    del reader._files.open(id, SCHEMA.id).columns["reward"]
+    with pytest.raises(SegmentLost, match="it lacks the column 'reward'"):
+        reader.gather(np.arange(4), np.zeros(4, np.int64), np.ones(4, np.int64))
 
 
 @pytest.mark.parametrize("row0", [1000, 2**31, 2**32 - 1])
