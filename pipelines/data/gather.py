@@ -65,7 +65,7 @@ class SegmentLost(Exception):
 
 
 class _Places:
-    """Where the plain columns of open files lie in memory, by the numbers of their segments: asking every file of a
+    """The addresses of the plain columns of open files, by the numbers of their segments: asking every file of a
     batch for it would cost as much as copying the batch.
 
     Arrays over segments: `is_known`, `rows`, `addresses` (S, C), 0 where a file lacks a column. They are valid as long
@@ -419,7 +419,7 @@ class Gatherer:
 
     def _close_moved(self) -> None:
         """Close files that no longer hold any trajectory of the view: they may have been removed."""
-        self._places.clear(0, self._files.num_closed)  # a segment may be in another file now
+        self._places.clear(0, self._files.num_closed)  # another file may hold a segment now
         lying = {segment.file for segment in self._view.segments}
         for id in self._files.keys() - lying:
             self._files.close(id)
