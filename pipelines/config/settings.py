@@ -544,6 +544,9 @@ class EvaluateSettings(SettingsModel):
     attempts: int = Field(1, ge=1, le=100_000)
     """Play each episode so many times at the same task without clearing the agent's memory, as one episode of so many
     attempts: shows whether the agent improves from one to the next."""
+    memory: Literal["episode", "attempt"] = "episode"
+    """How long the agent remembers: an episode, or one attempt of it, after which its memory is cleared. What it gains
+    from attempt to attempt by the first, but not by the second, is due to memory."""
     actors: int = Field(50, ge=1, le=65_536)
     """Environments stepped as one batch (at most `episodes`), over all evaluators."""
     evaluators: int = Field(1, ge=1, le=4_096)

@@ -24,6 +24,7 @@ from pipelines.files.atomic import explain_errors
 from pipelines.lake.schema import Schema
 from pipelines.lake.trajectory import Trajectories, Trajectory
 from pipelines.rollout.episodes import Episode
+from pipelines.rollout.group import Memory
 from pipelines.rollout.policies import Policy
 from pipelines.rollout.rollout import Recording, Rollout
 
@@ -199,6 +200,7 @@ def film_episodes(
     values: Values | None = None,
     listener: Listener = silent,
     reel: Callable[[], Any] = PictureReel,
+    memory: Memory = "episode",
 ) -> list[Film]:
     """Play `env` (fresh: not reset before) until the episodes with these numbers have ended; return their films.
 
@@ -216,7 +218,7 @@ def film_episodes(
         if episode.number not in episodes:
             played[len(numbers) - 1] = Trajectory({}, played[len(numbers) - 1].info)  # frees its steps
 
-    rollout = Rollout(camera, policy, recording=Recording(sink=keep), on_episode=note)
+    rollout = Rollout(camera, policy, recording=Recording(sink=keep), on_episode=note, memory=memory)
     while not camera.done:
         rollout.step()
         done = sum(each.over for each in camera.films.values())

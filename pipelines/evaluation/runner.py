@@ -18,6 +18,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.rollout.episodes import Episode
+from pipelines.rollout.group import Memory
 from pipelines.rollout.policies import Policy
 from pipelines.rollout.rollout import Rollout
 
@@ -107,8 +108,12 @@ def play_episodes(
     listener: Listener = silent,
     stage: str = "evaluate",
     stop: Callable[[], bool] | None = None,
+    memory: Memory = "episode",
 ) -> list[Episode]:
-    """Play those of the episodes 0..episodes - 1 that fall to the actors of `env`, as `evaluate` does."""
+    """Play those of the episodes 0..episodes - 1 that fall to the actors of `env`, as `evaluate` does.
+
+    `memory`: whether the policy remembers an episode, or each attempt alone.
+    """
     if episodes < 1:
         raise UsageError("evaluate needs at least one episode", hint="set evaluate.episodes")
     found: dict[int, Episode] = {}
@@ -119,7 +124,7 @@ def play_episodes(
         if episode.number < episodes:
             found[episode.number] = episode
 
-    rollout = Rollout(env, policy, exploration=exploration, on_episode=note)
+    rollout = Rollout(env, policy, exploration=exploration, on_episode=note, memory=memory)
     stepping = Waiting(what=f"a step of environment '{env.spec.name}'", stoppable=False)
     listener(stepping)
     reported = perf_counter()

@@ -139,13 +139,15 @@ def read_fields(run: StoredRun) -> dict[str, Any]:
 def find_evaluation(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | None:
     """Find the newest evaluation of a checkpoint that counts for its run: on held-out tasks, and acting the same way.
 
-    None if there is none. Exported policies act at their own temperature: scores at a multiple of it are not theirs.
+    None if there is none. Exported policies act at their own temperature and remember whole episodes: other scores are
+    not theirs.
     """
     found = [
         each
         for each in run.scores.final
         if (each.update, each.split, each.standard.temperature) == (update, "test", 1)
         and each.standard.greedy in (greedy, None)
+        and each.standard.memory == "episode"
     ]
     return max(found, key=lambda each: each.time or 0.0, default=None)
 

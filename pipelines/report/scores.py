@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipelines.report.charts import is_a_curve
@@ -112,9 +113,16 @@ def _draw_adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Marku
 def _choose_adaptation(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
     """Choose the evaluations whose attempts are drawn, with their names, among those by which the run is scored.
 
-    One run shows those with a label, or else the first and the last. Each of several runs shows one.
+    One run shows those with a label, also with the memory cleared after each attempt, or else the first and the last.
+    Each of several runs shows one.
     """
-    counted = run.stored.scores.final or run.stored.evaluations
+    counted = list(run.stored.scores.final or run.stored.evaluations)
+    if not several:
+        standards = {replace(each.standard, memory="attempt") for each in counted}
+        counted += [
+            each for each in run.stored.evaluations
+            if each.label and each.standard in standards and each not in counted
+        ]  # fmt: skip
     tried = [each for each in counted if any(len(each.attempts(kind)) > 1 for kind in _KINDS)]
     if not tried:
         return []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -21,6 +21,7 @@ from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
 _FIRST_ROWS = 1024
 _LEAST_ROWS = 64
 OPPONENT = "opponent"  # tag of an episode of a game: who played the other seats
+Memory = Literal["episode", "attempt"]
 _MOMENT_MS = 1_000  # between two checks of the waiting time
 
 
@@ -153,9 +154,9 @@ class ActorGroup:
     `time` counts the steps of each actor's episode, 0 if none is running; `chunk` the pieces of it that were cut off so
     far. `kept_steps`: of an episode that was cut, rows that stay readable. `strikes`: consecutive failures of each
     actor's environment. `history_index`: the place of each actor's episode in its history; None if episodes are not
-    stored as histories. `pending`: the step in progress; `waits_on`: pending
-    results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of the exploration rates of all
-    steps of all actors.
+    stored as histories. `memory`: whether the policy remembers an episode or an attempt. `pending`: the step in
+    progress; `waits_on`: pending results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of
+    the exploration rates of all steps of all actors.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class ActorGroup:
         histories: bool = False,
         labelled: bool = False,
         logp: bool = False,
+        memory: Memory = "episode",
     ) -> None:
         self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
@@ -179,7 +181,8 @@ class ActorGroup:
         self.observation: Mapping[str, np.ndarray] | None = None
         self.action = zeros(spaces.action, (n,))
         self.reward = np.zeros(n, dtype=np.float32)
-        self.time, self.chunk = np.zeros((2, n), dtype=np.int64)
+        self.time, self.chunk, self._forgotten = np.zeros((3, n), dtype=np.int64)
+        self._forgets = memory == "attempt"
         self.history_index = np.zeros(n, dtype=np.int64) if histories else None
         self._names = [""] * n  # of episodes that were cut
         self._told = [0] * n  # attempts in the pieces that were cut off
@@ -198,7 +201,7 @@ class ActorGroup:
         if self.recorder is not None:
             self.recorder.begin(actors, observation)
         self.action, self.reward = self.action.copy(), self.reward.copy()  # the policy may hold references to them
-        for state in (self.action, self.reward, self.time, self.chunk, self.total, self.epsilon):
+        for state in (self.action, self.reward, self.time, self._forgotten, self.chunk, self.total, self.epsilon):
             state[actors] = 0
         self.began[actors] = time.time()
         for actor in actors.tolist():
@@ -228,6 +231,8 @@ class ActorGroup:
             self.recorder.add(result.observation, actions, result.reward, *ends, step.logp)
         self.observation, self.action, self.reward = result.observation, actions, result.reward
         self.time += 1
+        if self._forgets:
+            self._forget(result.reset)
         self.total += result.reward
         self.epsilon += epsilon
         rate = epsilon * len(self.time) if isinstance(epsilon, float) else float(epsilon.sum())
@@ -235,6 +240,16 @@ class ActorGroup:
         for actor in np.flatnonzero(result.attempt_end).tolist():
             self.attempts[actor].append(bool(result.success[actor]))
             self._paid[actor].append(float(self.total[actor]))
+
+    def _forget(self, reset: np.ndarray) -> None:
+        """Let the policy take what follows the step at which an attempt began, (N,) bool, for an episode of its own."""
+        self.action, self.reward = self.action.copy(), self.reward.copy()
+        self.action[reset], self.reward[reset], self._forgotten[reset] = 0, 0.0, self.time[reset]
+
+    @property
+    def remembered(self) -> np.ndarray:
+        """The steps (N,) that the policy may remember, 0 where its memory must be cleared."""
+        return np.maximum(self.time - self._forgotten, 0)
 
     def take(
         self,
@@ -402,8 +417,9 @@ class JoinedGroups:
             name: np.concatenate([group.observation[name] for group in groups if group.observation is not None])
             for name in names
         }
-        self.action, self.reward, self.time = (
-            np.concatenate([getattr(group, name) for group in groups]) for name in ("action", "reward", "time")
+        self.action, self.reward, self.time, self.remembered = (
+            np.concatenate([getattr(group, name) for group in groups])
+            for name in ("action", "reward", "time", "remembered")
         )
 
     def label(self, labels: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
-from pipelines.rollout.group import ActorGroup, ChosenStep, JoinedGroups, both, mean_epsilon, next_to_end
+from pipelines.rollout.group import ActorGroup, ChosenStep, JoinedGroups, Memory, both, mean_epsilon, next_to_end
 from pipelines.rollout.learners import HistoryLearner
 from pipelines.rollout.policies import Policy, require_log_prob
 
@@ -80,6 +80,7 @@ class Rollout:
 
     If environments of some actors fail, their episodes are dropped; with `on_env_error` "restart" they start again and
     `on_failure` is called, unless one of them failed five times in a row, or its worker process within a hundred steps.
+    `memory`: whether the policy remembers an episode, or each attempt alone.
     `env_errors` counts failures, `episodes_dropped` lost episodes; `total_steps` excludes them.
     """
 
@@ -93,6 +94,7 @@ class Rollout:
         on_episode: Callable[[Episode], None] | None = None,
         on_failure: Callable[[EnvFailure], None] | None = None,
         on_env_error: OnError = "stop",
+        memory: Memory = "episode",
     ) -> None:
         self.env, self.exploration = env, exploration
         self.policy_id, self.policy_version, self.collector = "", -1, ""
@@ -118,6 +120,7 @@ class Rollout:
                     histories=recording is not None and recording.histories,
                     labelled=self._labeller is not None,
                     logp=recording is not None and recording.logp,
+                    memory=memory,
                 )
             )
             first += part.num_envs
@@ -291,7 +294,7 @@ class Rollout:
         assert observation is not None
         given = {} if part is None else {"part": part}
         explored = self._policy.epsilon if isinstance(self._policy, HistoryLearner) else 0.0
-        actions = self._policy.act(observation, actors.action, actors.reward, actors.time, **given)
+        actions = self._policy.act(observation, actors.action, actors.reward, actors.remembered, **given)
         actions = self._check_actions(actions, actors.action, "the policy")
         if self._labeller is not None:
             labels = self._labeller.act(observation, actors.action, actors.reward, actors.time, **given)

@@ -49,8 +49,8 @@ class Standard:
 
     `env`: the environment and its parameters, as JSON with sorted keys. `tasks`: the SQL predicate that chose them,
     empty for those of the split. `greedy`: whether the most likely actions were taken, None if the report does not say.
-    `attempts`: how often each episode was repeated without clearing the memory. `temperature`: the one at which actions
-    were sampled.
+    `attempts`: how often each episode was repeated. `memory`: whether the agent remembered an episode, or each attempt
+    alone. `temperature`: the one at which actions were sampled.
     """
 
     env: str
@@ -58,12 +58,14 @@ class Standard:
     tasks: str = ""
     greedy: bool | None = None
     attempts: int = 1
+    memory: str = "episode"
     temperature: float = 1.0
 
     def __str__(self) -> str:
         """Describe it without the environment: `test tasks, sampled`."""
         which = f"tasks where {self.tasks}" if self.tasks else f"{self.split or 'all'} tasks"
         which += f", {self.attempts} times each" if self.attempts != 1 else ""
+        which += ", memory cleared after each attempt" if self.memory == "attempt" else ""
         which = which if self.greedy is None else f"{which}, {name_mode(self.greedy)}"
         return which if self.temperature == 1 else f"{which} at temperature {self.temperature:g}"
 
@@ -88,6 +90,11 @@ class Standard:
         """Look up how often each episode is played; 1 if settings of `[evaluate]` do not say so."""
         attempts = settings.get("attempts", 1)
         return attempts if isinstance(attempts, int) else 1
+
+    @staticmethod
+    def find_memory(settings: Mapping[str, Any]) -> str:
+        """Look up how long the agent remembers; "episode" if settings of `[evaluate]` do not say so."""
+        return "attempt" if settings.get("memory") == "attempt" else "episode"
 
     @staticmethod
     def find_temperature(settings: Mapping[str, Any]) -> float:
@@ -161,6 +168,7 @@ class Evaluation:
                 tasks=_text(settings.get("tasks")),
                 greedy=greedy if isinstance(greedy, bool) else None,
                 attempts=Standard.count_attempts(settings),
+                memory=Standard.find_memory(settings),
                 temperature=Standard.find_temperature(settings),
             ),
             default_greedy=default if isinstance(default, bool) else None,
@@ -283,6 +291,7 @@ class RunScores:
             return (
                 standard.tasks == _text(wanted.get("tasks"))
                 and standard.attempts == Standard.count_attempts(wanted)
+                and standard.memory == Standard.find_memory(wanted)
                 and standard.temperature == Standard.find_temperature(wanted)
                 and standard.split in (splits if split == "auto" else (split,))
                 and (standard.greedy == chosen or None in (standard.greedy, chosen))

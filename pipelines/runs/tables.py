@@ -18,7 +18,7 @@ from pipelines.runs.summary import COLUMNS, Row, summarize_runs
 
 _NAMES_FROM = 20  # lines of each log
 _EVALUATIONS = {
-    **dict.fromkeys(("run", "series", "env", "split", "tasks", "label"), "text"),
+    **dict.fromkeys(("run", "series", "env", "split", "tasks", "memory", "label"), "text"),
     **dict.fromkeys(("update", "greedy", "attempts", "counts"), "count"),
     **dict.fromkeys(
         ("temperature", "env_steps", "seconds", "time", "return_mean", "return_low", "return_high"), "number"
@@ -80,7 +80,8 @@ def _evaluations(run: StoredRun) -> Iterator[Row]:
         row: Row = {"run": str(run.path), "series": each.series, "env": each.env, "split": each.split}
         greedy = each.standard.greedy
         row |= {"tasks": each.standard.tasks, "greedy": None if greedy is None else int(greedy)}
-        row |= {"attempts": each.standard.attempts, "temperature": each.standard.temperature}
+        row |= {"attempts": each.standard.attempts, "memory": each.standard.memory}
+        row |= {"temperature": each.standard.temperature}
         row |= {"counts": int(each in counting), "label": each.label, "update": each.update, "time": each.time}
         row |= {"env_steps": each.env_steps, "seconds": each.seconds}
         for name, value in each.metrics.items():

@@ -87,7 +87,10 @@ class EvaluatorTask:
             require_metrics(plan.settings.env, plan.wanted, env.spec)
             acting = plan.make_policy(env)
             started = time.perf_counter()
-            episodes = play_episodes(env, acting.policy, episodes=plan.wanted.episodes, listener=listener)
+            wanted = plan.wanted
+            episodes = play_episodes(
+                env, acting.policy, episodes=wanted.episodes, listener=listener, memory=wanted.memory
+            )
             seconds = time.perf_counter() - started
         finally:
             env.close()
@@ -218,6 +221,8 @@ class _Archive:
             content["tasks"] = list(plan.tasks)
         if plan.wanted.temperature == 1:  # as it was before there were temperatures
             del content["evaluate"]["temperature"]
+        if plan.wanted.memory == "episode":  # as it was before there was a choice
+            del content["evaluate"]["memory"]
         if not plan.wanted.opponents:  # as it was before there were games
             del content["evaluate"]["opponents"]
         else:  # the checkpoints that they are now
@@ -317,6 +322,7 @@ def _describe_way(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Describe, by the settings of a report, which tasks were played and how the policy acted."""
     temperature = Standard.find_temperature(wanted)
     about = {"split": wanted["split"], "greedy": wanted["greedy"]}
+    about |= {"memory": memory} if (memory := Standard.find_memory(wanted)) != "episode" else {}
     return about if temperature == 1 else {**about, "temperature": temperature}
 
 

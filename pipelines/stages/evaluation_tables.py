@@ -79,6 +79,7 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
     title += f", {name_mode(wanted['greedy'])} play"
+    title += ", memory cleared after each attempt" if Standard.find_memory(wanted) == "attempt" else ""
     title += f" at temperature {hot:g}" if (hot := Standard.find_temperature(wanted)) != 1 else ""
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:  # hardest first

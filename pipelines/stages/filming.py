@@ -117,4 +117,7 @@ def _film(
         with contextlib.suppress(UsageError):  # nor has every agent
             run = plan.checkpoint.path.resolve().parent.parent
             values = Values(f"{run}@{plan.checkpoint.update}", own=plan.settings.agent)
-    return film_episodes(env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
+    memory = plan.wanted.memory
+    return film_episodes(
+        env, policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel, memory=memory
+    )

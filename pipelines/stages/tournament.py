@@ -40,7 +40,7 @@ from pipelines.stages.result import Result, Table
 from pipelines.training.learner import use_threads
 
 _STAGE = "tournament"
-_UNUSED = ("attempts", "evaluators", "tasks", "temperature", "video")
+_UNUSED = ("attempts", "evaluators", "memory", "tasks", "temperature", "video")
 _MOST_ROWS = 40  # pairings in a table
 
 

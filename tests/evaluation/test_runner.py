@@ -8,8 +8,9 @@ import pytest
 from pipelines.config.settings import ExplorationSettings
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
+from pipelines.envs.repeated import Repeated
 from pipelines.errors import Interrupted, UsageError
-from pipelines.evaluation.runner import evaluate
+from pipelines.evaluation.runner import evaluate, play_episodes
 from pipelines.rollout.policies import ExpertPolicy, RandomPolicy
 
 
@@ -69,6 +70,32 @@ def test_attempts_that_every_episode_finished_are_kept():
     assert results.attempts.ndim == 2
     assert results.attempts.shape[0] == 8
     assert results.attempts.all()
+
+
+class _FromMemory:
+    """Acts by what a policy with memory is given besides the observation."""
+
+    def act(self, observation, prev_action, prev_reward, time):
+        return (3 * time * time + time // 4 + prev_action + prev_reward.astype(np.int64)) % 5
+
+
+@pytest.mark.parametrize("attempts", [1, 3], ids=["repeated episodes", "attempts of an episode"])
+def test_attempts_without_memory_of_others_are_alike(attempts):
+    def play(memory):
+        room = make("dark-room", num_envs=4, seed=3, params={"attempts": attempts, "size": 5})
+        env = Repeated(room, 3) if attempts == 1 else room
+        played = play_episodes(env, _FromMemory(), episodes=16, memory=memory)
+        return np.array([episode.attempt_returns for episode in played])
+
+    def are_alike(returns):
+        return (returns == returns[:, :1]).all()
+
+    remembered, cleared = play("episode"), play("attempt")
+    assert remembered.shape == cleared.shape == (16, 3)
+    assert are_alike(cleared)
+    assert not are_alike(remembered)
+    np.testing.assert_array_equal(cleared[:, 0], remembered[:, 0])
+    assert len(np.unique(cleared)) > 1
 
 
 def test_exploration_applies_where_it_is_given():

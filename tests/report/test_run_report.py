@@ -54,6 +54,21 @@ def test_an_evaluation_without_an_interval_leaves_the_band_of_the_others(tmp_pat
     assert without is None
 
 
+def test_adaptation_is_drawn_beside_that_without_memory(tmp_path: Path) -> None:
+    stages = [
+        {"stage": "evaluate", "memory": "attempt", "label": "memory cleared"},
+        {"stage": "evaluate", "label": "after training"},
+    ]
+    run = make_run(tmp_path / "run", settings={"stages": stages})
+    for label, memory, gain in (("memory cleared", "attempt", 0.0), ("after training", "episode", 0.2)):
+        attempts = [{"attempt": n + 1, "success_mean": 0.1 + gain * n, "success_ci95": [0, 1]} for n in range(3)]
+        settings = {"split": "test", "label": label, "memory": memory}
+        write_evaluation(run, 40, 0.5, series=memory[:8], metrics={"per_attempt": attempts}, settings=settings)
+    data = data_of(page_of(run))
+    assert column(data, "success", "memory cleared") == pytest.approx([0.1, 0.1, 0.1])
+    assert column(data, "success", "after training") == pytest.approx([0.1, 0.3, 0.5])
+
+
 def test_metrics_are_small_charts_in_the_documented_order(tmp_path: Path) -> None:
     html = page_of(make_run(tmp_path / "maze", metrics=("mine", "q", "q@0.9", "loss")))
     assert re.findall(r"<h3>(loss|q|mine)</h3>", html) == ["loss", "q", "mine"]

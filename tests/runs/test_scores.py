@@ -76,6 +76,7 @@ foreign = st.fixed_dictionaries(
         "tasks": st.sampled_from(["success", "length > 3"]),
         "greedy": st.just(True),
         "attempts": st.sampled_from([2, 30]),
+        "memory": st.just("attempt"),
         "temperature": st.sampled_from([0.5, 2]),
     },
 ).filter(bool)

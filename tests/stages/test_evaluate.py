@@ -36,6 +36,17 @@ def test_the_same_seed_gives_the_same_figures_whatever_the_number_of_actors(run:
     assert few.metrics["return_mean"] == many.metrics["return_mean"]
 
 
+def test_an_evaluation_that_clears_the_memory_is_another_one(run: Path) -> None:
+    first = evaluate.run(tiny(evaluate={"attempts": 3}), run=run)
+    again = evaluate.run(tiny(evaluate={"attempts": 3, "memory": "episode"}), run=run)
+    assert (again.status, again.outputs) == ("skipped", first.outputs)
+    cleared = evaluate.run(tiny(evaluate={"attempts": 3, "memory": "attempt"}), run=run)
+    assert cleared.status == "done"
+    assert "memory cleared after each attempt" in cleared.tables[0].title
+    assert [each.standard.memory for each in read_run(run).evaluations].count("attempt") == 2  # sampled and greedy
+    assert cleared.metrics["per_attempt"][0] == first.metrics["per_attempt"][0]
+
+
 def test_another_temperature_is_another_evaluation(run: Path) -> None:
     first = evaluate.run(tiny(), run=run)
     again = evaluate.run(tiny(evaluate={"temperature": 1}), run=run)

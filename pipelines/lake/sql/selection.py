@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipelines.config.host import find_memory
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import TRAJECTORIES, hex_uids, uid_array
@@ -73,7 +74,7 @@ def select(
     """
     chosen = {"schema_id": schema_id, "originals": originals, "among": among}
     arguments = {"where": where or "", "weight": weight or "", **chosen}
-    return SelectionResult(*catalog.ask(lake, choose, arguments, limits or QueryLimits(), listener))
+    return SelectionResult(*catalog.ask(lake, choose, arguments, limits or choose_limits(), listener))
 
 
 def select_rows(
@@ -82,9 +83,15 @@ def select_rows(
     """Select among trajectories that are in no index: `rows` are tables by `TRAJECTORIES`. The result is that
     of `select` if it is `by_row`, and meaningless otherwise. UsageError as in `select`.
     """
-    limits = limits or QueryLimits()
+    limits = limits or choose_limits()
     arguments = {"rows": pa.concat_tables(rows), "where": where, "weight": weight, "limits": limits}
     return SelectionResult(*sandbox.ask(choose_rows, arguments, limits, listener=listener))
+
+
+def choose_limits() -> QueryLimits:
+    """Choose the limits of a selection: five minutes, and a quarter of the host's memory or a gigabyte. It looks at
+    every trajectory of a lake, of which a window function keeps about a hundred bytes."""
+    return QueryLimits(seconds=300.0, megabytes=max(1024, (find_memory() or 0) >> 22))
 
 
 def choose_rows(rows: pa.Table, where: str, weight: str, limits: QueryLimits) -> tuple[np.ndarray, np.ndarray, bool]:
