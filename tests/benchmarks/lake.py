@@ -12,7 +12,8 @@ writing   appends, MB/s, commits a second by one and by eight processes, against
 refresh   100 new trajectories beside 1,000, 100,000 and 1,000,000 others: a follower, and the SQL index
 index     the SQL index at a million trajectories, --large: ten million
 maintenance  expiry by SQL, merging, and the index after them, at a hundred thousand and a million trajectories
-millions  a lake of --millions million trajectories, from the first write to the first batch after merging
+millions  lakes of --millions million trajectories, from the first write to the first batch after merging; their figures
+          are appended with --to FILE.jsonl, and drawn over the number of trajectories by --draw FILE.jsonl PICTURE
 pages     what `amago view` asks of a million trajectories: pages, filters, the curve
 overlay   new rewards: bytes, and the speed of sampling through them
 relabel   relabelling trajectories of 500 steps: how many a second, and bytes of the overlays
@@ -48,11 +49,18 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=1000, help="of 1000 steps, for the sampling sections")
     parser.add_argument("--pictures", type=int, default=24, help="trajectories of each kind of pictures")
     parser.add_argument("--large", action="store_true", help="ten million trajectories in the index")
-    parser.add_argument("--millions", type=int, default=1, help="million trajectories in the section of that name")
+    parser.add_argument(
+        "--millions", default="1", help="million trajectories in the section of that name, e.g. .1,1,10"
+    )
+    parser.add_argument("--to", type=Path, metavar="FILE.jsonl", help="append the figures of millions")
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("FILE.jsonl", "PICTURE"), help="draw them, and no more")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--dir", type=Path, help="where to put the files: a real disk (default: the temporary folder)")
     options = parser.parse_args()
-    count = options.trajectories
+    if options.draw:
+        growth.draw_growth(*options.draw)
+        return
+    count, sizes = options.trajectories, [round(1e6 * float(size)) for size in options.millions.split(",")]
     sections: dict[str, Callable[[Path], Section]] = {
         "sampling": lambda folder: sampling.warm(folder, count),
         "segments": lambda folder: sampling.segments(folder, [10, 100, 1_000, 10_000]),
@@ -62,7 +70,7 @@ def main() -> None:
         "refresh": lambda folder: growth.refresh(folder, [1_000, 100_000, 1_000_000]),
         "index": lambda folder: growth.index(folder, [1_000_000, *([10_000_000] if options.large else [])]),
         "maintenance": lambda folder: growth.maintenance(folder, [100_000, 1_000_000]),
-        "millions": lambda folder: growth.millions(folder, options.millions * 1_000_000),
+        "millions": lambda folder: growth.millions(folder, sizes, options.to),
         "pages": lambda folder: growth.pages(folder, 1_000_000),
         "overlay": lambda folder: sampling.overlay(folder, count),
         "relabel": lambda folder: relabelling.relabelling(folder, count),

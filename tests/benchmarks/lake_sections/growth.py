@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pipelines.lake.folders import FULL
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.report.charts import Lines, Series
 from pipelines.view.viewer import LakeViewer
 
 QUERIES = {
@@ -226,16 +228,42 @@ def follow(lake: Lake, rounds: int = 9) -> None:
     print(json.dumps(figures))
 
 
-def millions(folder: Path, count: int) -> Section:
-    """A lake of millions of trajectories of 1 to 18 steps, written, selected from, drawn from, followed and expired."""
-    section, lake = Section(), Lake.create(folder / "lake")
-    for name, text in _MILLIONS.items():
-        for unit, value in run_child(text.replace("COUNT", str(count)), lake.path).items():
-            section.figures[f"{name}, {unit}"] = value
-        print(name, section.figures, file=sys.stderr, flush=True)
-    size = sum(path.stat().st_size for path in (folder / "lake").rglob("*") if path.is_file())
-    section.figures["GB, with those that were replaced"] = size / 1e9
+def millions(folder: Path, sizes: list[int], to: Path | None) -> Section:
+    """Lakes of millions of trajectories of 1 to 18 steps, written, selected from, drawn from, followed and expired. The
+    figures of each are appended to the file `to`."""
+    section = Section()
+    for size in sizes:
+        lake = Lake.create(folder / str(size))
+        figures: dict[str, float] = {}
+        for name, text in _MILLIONS.items():
+            for unit, value in run_child(text.replace("COUNT", str(size)), lake.path).items():
+                figures[f"{name}, {unit}"] = value
+            print(size, name, figures, file=sys.stderr, flush=True)
+        stored = sum(path.stat().st_size for path in lake.path.rglob("*") if path.is_file())
+        figures["GB, with those that were replaced"] = stored / 1e9
+        shutil.rmtree(lake.path)
+        section.figures |= {f"{size:,}: {name}": value for name, value in figures.items()}
+        if to is not None:
+            with to.open("a") as file:
+                file.write(json.dumps({"trajectories": size, "figures": figures}) + "\n")
     return section
+
+
+# Of these the picture has a line, as many as it has colours.
+_DRAWN = ("write", "build the index", "select(weight)", "first batch", "expire 10% by SQL", "merge")
+
+
+def draw_growth(rows: Path, picture: Path) -> None:
+    """Draw what each command takes for a trajectory, over the number of them: a line that does not rise is a cost in
+    proportion. Without the start of a process and its imports."""
+    found = sorted(map(json.loads, rows.read_text().splitlines()), key=lambda row: row["trajectories"])
+    counts = [row["trajectories"] for row in found]
+    series = []
+    for name in _DRAWN:
+        seconds = [row["figures"][f"{name}, CPU s"] - row["figures"]["imports, CPU s"] for row in found]
+        values = [1e6 * max(each, 0.0) / count for each, count in zip(seconds, counts, strict=True)]
+        series.append(Series(name=name, values=values, x=[math.log10(count) for count in counts]))
+    Lines(series=series, x_title="trajectories, power of ten", y_title="CPU microseconds a trajectory").draw(picture)
 
 
 def pages(folder: Path, count: int, rounds: int = 5) -> Section:
