@@ -26,7 +26,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer, writer_label
 from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.learners import replay_histories
+from pipelines.rollout.learners import QLearning, replay_histories
 from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent
 from pipelines.rollout.plan import CollectionPlan, MakePolicy, make_labeller
 from pipelines.rollout.policies import Acting
@@ -309,6 +309,9 @@ class Collector:
         self.rollout.run(steps=max(target - already, 0), listener=relay, between=between)
         self._cut()
         writer.poll()
+        learner = self._acting.policy
+        if isinstance(learner, QLearning) and (problem := learner.find_problem()):
+            listener(Notice(stage="collect", text=problem, level="warning"))
         return self.metrics()
 
     def _cut(self) -> None:

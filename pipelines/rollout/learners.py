@@ -25,6 +25,8 @@ PREFIX = "learner:"
 _MOST_NUMBERS = 64  # in an observation
 _MOST_BYTES = 1 << 30  # of all tables
 _FIRST_STATES = 64
+_FEW_VISITS = 10  # of an observation by each learner: with as many, five actions were tried twice
+_LEAST_UPDATES = 1_000  # of each learner, before it is said that its observations do not recur
 _STREAM, _TIES = 5, 8  # streams separate from other policies with the same seed
 
 
@@ -128,6 +130,16 @@ class QLearning:
         order = np.random.default_rng([self._seed, _TIES]).random(values.shape)
         best = np.where(values == values.max(axis=1, keepdims=True), order, -1.0).argmax(axis=1)
         return np.asarray(best[state])
+
+    def find_problem(self) -> str:
+        """Explain why the learners hardly learn, if their observations hardly recur; else return an empty text."""
+        updates, states = float(self.version.mean()), len(self._states)
+        if updates < _LEAST_UPDATES or updates >= _FEW_VISITS * states:
+            return ""
+        return (
+            f"{PREFIX}q-learning has met {states:,} different observations in {updates:,.0f} steps of each actor: too "
+            "many for a table to learn much of each; leave out of the observation what does not recur, such as a clock"
+        )
 
     def _find(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
         """Number observations (m, ...) by their values: (m,)."""

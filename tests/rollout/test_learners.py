@@ -13,6 +13,7 @@ import torch
 from pipelines.config.settings import LearnerSettings, PPOSettings, Settings
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
+from pipelines.events import Notice
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
 from pipelines.lake.spaces import Box, Discrete, Spaces
@@ -265,6 +266,18 @@ def test_learners_improve(tmp_path: Path, own: dict[str, Any]) -> None:
     found = query(Lake(tmp_path / "run/lake"), "select avg(first_return), avg(last_return) from histories")[1]
     ((first, last),) = found
     assert last > first + 1.5
+
+
+@pytest.mark.parametrize("clock", [True, False])
+def test_a_clock_among_the_observations_is_reported(tmp_path: Path, clock: bool) -> None:
+    env = {"name": "dark-key-door", "size": 5, "horizon": 50, "show_clock": clock}
+    collecting = {"policy": "learner:q-learning", "tasks": 2, "steps": 2400}
+    told: list[Any] = []
+    settings = Settings.model_validate({"env": env, "collect": collecting})
+    collect.run(settings, run=tmp_path / "run", listener=told.append)
+    reported = [event.text for event in told if isinstance(event, Notice) and "such as a clock" in event.text]
+    assert len(reported) == clock
+    assert not clock or "different observations in 1,200 steps of each actor" in reported[0]
 
 
 @pytest.mark.system
