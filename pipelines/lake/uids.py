@@ -121,13 +121,7 @@ class UidSet:
             new[places] = first & ~self.contains(uids[places])
             run = np.sort(hashes[new])
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            known = self._runs.pop()
-            place = np.searchsorted(known, run) + np.arange(len(run))
-            is_known = np.ones(len(known) + len(run), dtype=bool)
-            is_known[place] = False
-            merged = np.empty(len(is_known), dtype=np.uint64)  # `np.insert` takes longer
-            merged[place], merged[is_known] = run, known
-            run = merged
+            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")  # which merges what is in order
         if len(run):
             self._runs.append(run)
         return new
