@@ -249,20 +249,27 @@ def millions(folder: Path, sizes: list[int], to: Path | None) -> Section:
     return section
 
 
-# Of these the picture has a line, as many as it has colours.
-_DRAWN = ("write", "build the index", "select(weight)", "first batch", "expire 10% by SQL", "merge")
+# Of these the picture has a line, as many as it has colours. The first batch does not include the start of its process.
+_DRAWN = {
+    **{name: f"{name}, CPU s" for name in ("write", "build the index", "expire 10% by SQL", "select(weight)", "merge")},
+    "first batch": "first batch, first, CPU s",
+}
 
 
 def draw_growth(rows: Path, picture: Path) -> None:
-    """Draw what each command takes for a trajectory, over the number of them: a line that does not rise is a cost in
-    proportion. Without the start of a process and its imports."""
-    found = sorted(map(json.loads, rows.read_text().splitlines()), key=lambda row: row["trajectories"])
+    """Draw what each command takes for a trajectory, over the number of them from a million on, where the start of a
+    process no longer counts for much. A line that does not rise is a cost in proportion."""
+    found = [row for row in map(json.loads, rows.read_text().splitlines()) if row["trajectories"] >= 1_000_000]
+    found.sort(key=lambda row: row["trajectories"])
     counts = [row["trajectories"] for row in found]
-    series = []
-    for name in _DRAWN:
-        seconds = [row["figures"][f"{name}, CPU s"] - row["figures"]["imports, CPU s"] for row in found]
-        values = [1e6 * max(each, 0.0) / count for each, count in zip(seconds, counts, strict=True)]
-        series.append(Series(name=name, values=values, x=[math.log10(count) for count in counts]))
+    series = [
+        Series(
+            name=name,
+            values=[1e6 * row["figures"][key] / row["trajectories"] for row in found],
+            x=[math.log10(count) for count in counts],
+        )
+        for name, key in _DRAWN.items()
+    ]
     Lines(series=series, x_title="trajectories, power of ten", y_title="CPU microseconds a trajectory").draw(picture)
 
 
