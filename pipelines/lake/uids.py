@@ -72,8 +72,9 @@ class Halves(NamedTuple):
     def place(self, wanted: Halves) -> np.ndarray:
         """Return (n,), the index of the first uid here, in this order, that is not less than each of `wanted`."""
         # In order, neighbours are searched for in the same memory: five times as fast among millions.
-        by_first, low = np.argsort(wanted.first), np.empty(len(wanted.first), dtype=np.int64)
-        low[by_first] = np.searchsorted(self.first, wanted.first[by_first])
+        by_first = np.argsort(wanted.first)
+        wanted = wanted.at(by_first)
+        low = np.searchsorted(self.first, wanted.first)
         alike = np.flatnonzero(self.first[np.minimum(low, len(self.first) - 1)] == wanted.first)
         if len(alike):  # first halves are random: rare but for uids that are here
             begin, second = low[alike], wanted.second[alike]
@@ -83,7 +84,9 @@ class Halves(NamedTuple):
                 before = open & (self.second[np.minimum(middle, len(self.second) - 1)] < second)
                 begin, end = np.where(before, middle + 1, begin), np.where(open & ~before, middle, end)
             low[alike] = begin
-        return low
+        found = np.empty_like(low)
+        found[by_first] = low
+        return found
 
 
 def halves(uids: np.ndarray) -> Halves:
