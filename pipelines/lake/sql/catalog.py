@@ -131,7 +131,8 @@ class NewerIndex(AmagoError):
 
 
 _HIDDEN, _UNREADABLE = "hidden", "unreadable"
-_BATCH_TRAJECTORIES = 100_000  # added in one transaction
+_BATCH_TRAJECTORIES = 100_000  # inserted at once
+_SETTLED_SHARE = 8  # an eighth of the rows that are there is added in one transaction
 TOTALS = """
 select (select count(*) from trajectories) as trajectories,
        (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
@@ -473,12 +474,18 @@ class _IndexUpdate:
                     self._log.ignore(id)
 
     def _add(self, ids: Sequence[str], states: Mapping[str, str]) -> None:
-        """Add the rows of segments, several in a transaction."""
+        """Add the rows of segments, many in a transaction.
+
+        What is live is decided at the end of each, which reads the whole table: hence each adds a share of the rows
+        that are there, so that a build takes time in proportion to the lake.
+        """
         prefetch_footers(self._lake.storage, ids)
         files: list[dict[str, str]] = []
         segments: list[dict[str, Any]] = []
         rows: list[pa.Table] = []
-        count = 0
+        added: list[pa.Table] = []
+        count = num_added = 0
+        ((before,),) = self._connection.execute("select count(*) from bookkeeping.rows").fetchall()
         for number, id in enumerate(ids, 1):
             file = {"segment": id, "state": states[id], "problem": ""}
             try:
@@ -498,8 +505,10 @@ class _IndexUpdate:
                 pass
             except AmagoError as error:
                 files.append(file | {"state": _UNREADABLE, "problem": str(error)})
-            if count >= _BATCH_TRAJECTORIES or number == len(ids):
-                self._connection.begin()
+            is_last = number == len(ids)
+            if count >= _BATCH_TRAJECTORIES or is_last:
+                if not num_added:
+                    self._connection.begin()
                 self._insert("bookkeeping.files", files)
                 self._insert("segments", segments)
                 if rows:
@@ -507,9 +516,14 @@ class _IndexUpdate:
                     self._connection.register("new_rows", whole)
                     self._connection.execute(ADD)
                     self._connection.unregister("new_rows")
-                    self._settle(whole.select(["uid"]))
-                self._connection.commit()
+                    added.append(whole.select(["uid"]))
+                num_added += count
                 files, segments, rows, count = [], [], [], 0
+                if num_added >= before // _SETTLED_SHARE or is_last:
+                    if added:
+                        self._settle(pa.concat_tables(added))
+                    self._connection.commit()
+                    before, added, num_added = before + num_added, [], 0
 
     def _forget(self, gone: Collection[str]) -> None:
         if not gone:
