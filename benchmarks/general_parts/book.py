@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.general_parts import runs
 from benchmarks.general_parts.scores import performance_profile
 from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
-from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
+from pipelines.evaluation.statistics import balance, bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import LIGHT, Lines, Series, add_title
 from pipelines.report.charts import draw as draw_spec
@@ -137,8 +137,9 @@ def _aggregates(
     ways = {way: normalized(rows, tasks, way) for way in ("", "sampled", "greedy")}
     for agent in ways[""]:
         if scores := strata(ways[""][agent], names):
-            low, high = bootstrap_ci_of_iqm(scores)
-            means = [compute_iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
+            low, high = bootstrap_ci_of_iqm(scores, balanced=True)
+            runs = (balance(strata(ways[way][agent], names)) for way in ("", "sampled", "greedy"))
+            means = [compute_iqm(np.concatenate(each)) for each in runs]
             counts = f"{len(scores)} | {sum(map(len, scores))}"
             figures = f"{means[0]:.3f} | {low:.3f} to {high:.3f} | {means[1]:.3f} | {means[2]:.3f}"
             lines.append(f"| {agent} | {figures} | {counts} |")

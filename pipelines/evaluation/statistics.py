@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,11 +75,27 @@ def compute_iqm(values: np.ndarray) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
+def balance(strata: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Repeat the values of each stratum (n_i, ...) until all strata have as many, and so the same weight.
+
+    >>> balance([np.array([1.0]), np.array([2.0, 3.0])])
+    [array([1., 1.]), array([2., 3.])]
+    """
+    most = math.lcm(*map(len, strata))
+    return [np.repeat(values, most // len(values), axis=0) for values in strata]
+
+
 def bootstrap_ci_of_iqm(
-    strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+    strata: Sequence[np.ndarray],
+    *,
+    balanced: bool = False,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Estimate the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
-    task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
+    task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264). `balanced`: all strata have
+    the same weight, as `balance` gives them.
 
     >>> bootstrap_ci_of_iqm([np.ones(3), np.ones(2)])
     (1.0, 1.0)
@@ -86,7 +103,8 @@ def bootstrap_ci_of_iqm(
     if not strata or not all(len(values) for values in strata):
         raise ValueError("a confidence interval needs at least one value in each stratum")
     rng = np.random.default_rng(seed)
-    drawn = np.concatenate([rng.choice(values, size=(resamples, len(values))) for values in strata], axis=1)
+    drawings = [rng.choice(values, size=(resamples, len(values))).T for values in strata]
+    drawn = np.concatenate(balance(drawings) if balanced else drawings).T
     cut = drawn.shape[1] // 4
     means = np.sort(drawn, axis=1)[:, cut : drawn.shape[1] - cut].mean(axis=1)
     tail = (1 - level) / 2
