@@ -8,7 +8,7 @@ within each, and only runs of one stratum are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -242,6 +242,7 @@ def aggregate(
     strata = [np.asarray(values, float) for values in scores.values() if len(values)]
     if not strata:
         return None
+    interval: Callable[..., tuple[float, float]]
     if statistic == "iqm":
         value, interval = compute_iqm(np.concatenate(strata)), bootstrap_ci_of_iqm
     else:
