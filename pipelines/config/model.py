@@ -445,6 +445,10 @@ class AgentSettings(SettingsModel):
     given. The number, or the commit, is recorded."""
     reference_weight: Annotated[float, Field(gt=0)] = 0.1
     """Weight of that divergence, in nats."""
+    reference_ratio: Annotated[float, Field(ge=0)] = 0.0
+    """Imitate an action as often as the reference takes it, not as often as the data shows it: its weight in behaviour
+    cloning is multiplied by the ratio of both probabilities, or by this number if that is less. For data with
+    `collect.logp`. 0: no ratio."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None
@@ -459,3 +463,16 @@ class AgentSettings(SettingsModel):
     """Auxiliary losses."""
     target_tau: Probability = 0.003
     """Step of the target heads towards the heads, per update."""
+
+    @property
+    def needs_logp(self) -> bool:
+        """Whether the steps must have the log-probability with which their action was taken."""
+        return self.trace == "vtrace" or self.reference_ratio > 0
+
+    @model_validator(mode="after")
+    def _ratio_has_a_reference(self) -> AgentSettings:
+        if self.reference_ratio and not self.reference:
+            raise ValueError("reference_ratio compares with a reference; name one, or leave it out")
+        if self.reference_ratio and self.target == "label":
+            raise ValueError("reference_ratio weighs actions that were taken; labels (target = 'label') have none")
+        return self

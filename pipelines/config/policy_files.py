@@ -148,7 +148,7 @@ class PolicySource:
             text = f"checkpoint '{checkpoint}' is damaged: {reason(error)}"
             raise IntegrityError(text, hint="name another one: RUN@CHECKPOINT") from error
         trust.require_all(agent, where=f"{self.setting} '{self.source}'")
-        kept = {key: value for key, value in agent.items() if key not in ("reference", "reference_weight")}
+        kept = {key: value for key, value in agent.items() if not key.startswith("reference")}
         return {"agent": kept, "train": {"context_length": context}}
 
     def pin(self, stored: Mapping[str, Any] | None) -> str:

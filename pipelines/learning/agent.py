@@ -9,6 +9,7 @@ discounts (the acting one last), K action samples, Z uniforms.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
@@ -233,9 +234,10 @@ class Agent(nn.Module):
             taught = batch.actor_counted
             found_NG = entropy_NG.detach()
             entropies.append(found_NG if taught is None else taught.take(steps.index.scatter(found_NG)))
+        divergence_NG, ratio_NG = (None, None) if self.reference is None else self.reference.compare(steps, batch)
         inputs = LossInputs(
             settings=self.settings, type=self.agent_type, policy=self.heads.policy, steps=steps, critics=critics,
-            divergence_NG=None if self.reference is None else self.reference.divergence(steps, batch),
+            divergence_NG=divergence_NG, ratio_NG=ratio_NG,
             log_prob_NG=self.log_prob(steps), min_q_NG=self._normalized_min_q(critics), entropy_NG=entropy_NG,
             entropy_weight_G=weight_G,
         )  # fmt: skip
@@ -531,16 +533,27 @@ class ReferencePolicy:
             )
         self.agent, self._policy = agent.requires_grad_(False).eval(), ours
         acting = len(agent.gammas) - 1
+        self._most = of.settings.reference_ratio
         self._heads = [agent.gammas.index(gamma) if gamma in agent.gammas else acting for gamma in of.gammas]
 
-    def divergence(self, steps: ValidSteps, batch: TensorBatch) -> Tensor:
-        """Compute KL(policy || reference) at the steps that count (N, G), with gradient to the policy."""
-        agent = self.agent
+    def compare(self, steps: ValidSteps, batch: TensorBatch) -> tuple[Tensor, Tensor | None]:
+        """Compute KL(policy || reference) at the steps that count (N, G), with gradient to the policy, and how many
+        times as often as the data's policy the reference takes the data's actions (N, G), at most
+        `agent.reference_ratio`; None if that is 0. With these ratios as weights, cloning imitates the reference's
+        actions, although the data's policy took them (importance sampling, truncated as in IMPALA; Espeholt et al.
+        2018, section 4.1)."""
+        agent, policy = self.agent, self.agent.heads.policy
         with torch.no_grad():
             h_ND = steps.index.take_before(agent.encode(batch))
             shown = {name: steps.index.take_before(batch.observation[name]) for name in agent.settings.actor.columns}
             params_NGP = agent.heads.actor(agent.policy_input(h_ND, shown))[:, self._heads]
-        return self._policy.divergence(steps.params_NGP, agent.heads.policy, params_NGP, steps.legal)
+            ratio_NG = None
+            if self._most:
+                assert batch.logp is not None  # `require_columns` has refused a lake without
+                action = steps.action[:, None].expand(-1, len(self._heads), *steps.action.shape[1:])
+                more_NG = policy.log_prob(params_NGP, action, steps.legal) - steps.index.take_after(batch.logp)[:, None]
+                ratio_NG = more_NG.clamp_max(math.log(self._most)).exp()
+        return self._policy.divergence(steps.params_NGP, policy, params_NGP, steps.legal), ratio_NG
 
 
 def rank_actions(table: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -84,8 +84,8 @@ class CriticOutput:
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
     """All that a term of the loss may depend on. `min_q_NG`: the policy's value in normalised units, with gradient to
-    the policy; `divergence_NG`: of the policy from its reference, None without one; `critics` is None for an agent
-    without critics."""
+    the policy; `divergence_NG`: of the policy from its reference, None without one; `ratio_NG`: factors of the cloning
+    weights, None without; `critics` is None for an agent without critics."""
 
     settings: AgentSettings
     type: AgentType
@@ -96,6 +96,7 @@ class LossInputs:
     entropy_weight_G: Tensor | float | None
     min_q_NG: Tensor | None
     divergence_NG: Tensor | None
+    ratio_NG: Tensor | None
     critics: CriticOutput | None
 
 
@@ -114,6 +115,8 @@ def actor_loss(inputs: LossInputs) -> Tensor:
         weight_NG = inputs.critics.weight_NG
     else:
         weight_NG = torch.ones_like(inputs.log_prob_NG)
+    if inputs.ratio_NG is not None:
+        weight_NG = weight_NG * inputs.ratio_NG
     if actor_N is not None:
         weight_NG = weight_NG * actor_N[:, None]
     num_discounts = inputs.log_prob_NG.shape[1]  # sums over steps, means over discounts

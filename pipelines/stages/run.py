@@ -61,6 +61,7 @@ from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.train import describe_lakes, require_shares
 from pipelines.tracking.background import track_run
+from pipelines.training.data import name_need_of_logp
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
 from pipelines.view.replay import draw_trajectory
@@ -147,11 +148,9 @@ def _run_chain(
             hint="set collect.label, e.g. to expert; or leave out agent.target",
         )
     planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
-    if settings.agent.trace == "vtrace" and not all(each.logp for each in planned):
-        raise UsageError(
-            "agent.trace is 'vtrace', but what is collected has no logp",
-            hint="set collect.logp=true, or agent.trace=retrace, which does without",
-        )
+    if settings.agent.needs_logp and not all(each.logp for each in planned):
+        wanted, without = name_need_of_logp(settings.agent)
+        raise UsageError(f"{wanted}, but what is collected has no logp", hint=f"set collect.logp=true, or {without}")
     directory = RunDirectory(run)
     mixtures = [list_sources(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
     for mixture in mixtures:

@@ -184,16 +184,24 @@ class TrainingData:
 
 def require_columns(schema: Schema, agent: AgentSettings, *, lake: str) -> None:
     """Raise InputMissing if the agent needs labels or log-probabilities that the steps of `lake` do not have."""
-    if agent.trace == "vtrace" and not schema.logp:
+    if agent.needs_logp and not schema.logp:
+        wanted, without = name_need_of_logp(agent)
         raise InputMissing(
-            f"agent.trace is 'vtrace', but the steps of lake '{lake}' have no logp",
-            hint="collect with --set collect.logp=true; or set agent.trace=retrace, which does without",
+            f"{wanted}, but the steps of lake '{lake}' have no logp",
+            hint=f"collect with --set collect.logp=true; or {without}",
         )
     if agent.target == "label" and not schema.labelled:
         raise InputMissing(
             f"agent.target is 'label', but the steps of lake '{lake}' have no labels",
             hint=f"add them: amago relabel --from-lake {lake} --with label:expert, or another policy",
         )
+
+
+def name_need_of_logp(agent: AgentSettings) -> tuple[str, str]:
+    """Name the setting that needs log-probabilities, and what to do without them."""
+    if agent.trace == "vtrace":
+        return "agent.trace is 'vtrace'", "set agent.trace=retrace, which does without"
+    return f"agent.reference_ratio is {agent.reference_ratio:g}", "leave agent.reference_ratio out"
 
 
 def make_mixture(

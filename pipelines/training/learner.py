@@ -133,7 +133,7 @@ class Learner:
             windows,
             self.spaces,
             labelled=self.agent_settings.target == "label",
-            logp=self.agent_settings.trace in ("retrace", "vtrace") and LOGP in windows.columns,
+            logp=(self.agent_settings.trace == "retrace" or self.agent_settings.needs_logp) and LOGP in windows.columns,
             loss_mask=self.settings.loss_mask,
             actor_mask=self.settings.actor_mask,
             rounding=rounding,

@@ -291,7 +291,7 @@ class Literal:
         advantage = torch.zeros(*data.mask.shape, discounts, dtype=torch.float64)
         critic_loss = online = offline = entropy = divergence = 0.0
         near = None if agent.reference is None else agent.reference.agent.encode(data).double()
-        log_probs = {}
+        log_probs, ratio = {}, {}
         taught = data.mask if data.actor_counted is None else data.actor_counted.mask_BT
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
@@ -329,10 +329,15 @@ class Literal:
                     theirs = agent.reference.agent.heads.double().actor(near[b, t])[place].detach()
                     found = self.divergence(agent.heads.actor(state)[g], theirs, legal)
                     divergence = divergence + lesson * found / discounts
+                    if settings.reference_ratio:
+                        prob = agent.reference.agent.heads.policy.log_prob(theirs, taken, legal).exp()
+                        behaviour = data.logp[b, t + 1].double().exp()
+                        ratio[b, t, g] = min(prob / behaviour, settings.reference_ratio)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():
             importance = 1.0 if data.importance is None else data.importance[b]
-            offline = offline - importance * taught[b, t] * weight[b, t, g] * log_prob / discounts
+            shown = importance * taught[b, t] * weight[b, t, g] * ratio.get((b, t, g), 1.0)
+            offline = offline - shown * log_prob / discounts
         self.move_advantage_scale(data, h, rows)
         lessons = max(int(taught.sum()), 1)
         actor = (self.online * online + self.offline * offline) / lessons

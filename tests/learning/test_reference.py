@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pipelines.config.model import AgentSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.agent import ReferencePolicy
 from pipelines.nets.actor import Distribution, make_distribution
 from tests.learning.factories import ACTIONS, batch, settings
 from tests.learning.test_literal import LENGTHS, compare, made
+from tests.learning.test_logp import with_logp
 
 DENSITIES = ["tanh-gaussian", "beta", "grid"]
 
@@ -86,6 +89,47 @@ def test_loss_and_gradients_equal_the_literal_ones(kind: str, action: str) -> No
     assert all(parameter.grad is None for parameter in other.parameters())
     for name, value in other.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("kind", ["actor-critic", "multi-task"])
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_cloning_weighs_actions_by_how_much_more_often_the_reference_takes_them(kind: str, action: str) -> None:
+    owner = made(action, {"kind": kind, "bc_weight": 1.3, "reference": "named", "reference_ratio": 1.2})
+    other = made(action, {"gammas": [0.3, 0.9], "acting_gamma": 0.95, "actor": {"hidden": [5]}}, seed=5)
+    owner.reference = ReferencePolicy(other, of=owner)
+    data = with_logp(batch(owner, importance=np.array([0.3, 1.7]), **LENGTHS))
+    steps = owner.valid_steps(data, owner.encode(data))
+    ratio = owner.reference.compare(steps, data)[1]
+    assert ratio is not None
+    assert ratio.max() == pytest.approx(1.2)
+    assert ratio.min() < 1
+    compare(owner, data)
+
+
+def test_ratios_of_all_actions_give_the_policy_of_the_reference() -> None:
+    """The mean over the data's policy of what is cloned is the reference's policy."""
+    owner = made("discrete", {"reference": "named", "reference_ratio": 1e6})
+    owner.reference = ReferencePolicy(made("discrete", {}, seed=5), of=owner)
+    data = batch(owner, **LENGTHS)
+    steps = owner.valid_steps(data, owner.encode(data))
+    space = owner.spaces.action
+    count, first = space.n, space.start
+    behaviour = torch.rand(count, *data.reward.shape, generator=torch.Generator().manual_seed(3)).add(0.1)
+    behaviour /= behaviour.sum(0)
+    found = 0.0
+    for choice in range(count):
+        taken = replace(data, logp=behaviour[choice].log())
+        ratio = owner.reference.compare(replace(steps, action=torch.full_like(steps.action, first + choice)), taken)[1]
+        assert ratio is not None
+        found = found + ratio * steps.index.take_after(behaviour[choice])[:, None]
+    torch.testing.assert_close(found, torch.ones_like(found))
+
+
+def test_ratios_need_a_reference_and_actions() -> None:
+    with pytest.raises(ValueError, match="compares with a reference"):
+        AgentSettings.model_validate({"reference_ratio": 1.0})
+    with pytest.raises(ValueError, match="weighs actions that were taken"):
+        AgentSettings.model_validate({"reference_ratio": 1.0, "reference": "named", "target": "label"})
 
 
 def test_action_masks_apply_to_the_reference_too() -> None:

@@ -203,15 +203,23 @@ def test_a_grid_with_other_exploration_is_refused() -> None:
         play(env, FunctionPolicy(lambda *_: np.zeros((3, 1), "f4")))
 
 
-def test_vtrace_needs_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ({"trace": "vtrace"}, r"agent\.trace is 'vtrace'"),
+        ({"reference": "zoo:cartpole", "reference_ratio": 1.5}, r"agent\.reference_ratio is 1\.5"),
+    ],
+    ids=["vtrace", "reference"],
+)
+def test_some_settings_need_them(tmp_path: Path, agent: dict[str, Any], message: str) -> None:
     env = {"name": "bandit"}
     wanted = {"env": env, "collect": {"steps": 200, "actors": 2}, "train": {"steps": 2, "context_length": 8}}
     collect.run(Settings.model_validate(wanted), lake=tmp_path / "lake")
-    traced = Settings.model_validate({**wanted, "size": "tiny", "agent": {"trace": "vtrace"}})
-    with pytest.raises(InputMissing, match=r"agent\.trace is 'vtrace', but the steps of lake '.*' have no logp"):
+    traced = Settings.model_validate({**wanted, "size": "tiny", "agent": agent})
+    with pytest.raises(InputMissing, match=f"{message}, but the steps of lake '.*' have no logp"):
         train.run(traced, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
     assert not (tmp_path / "run" / "config.toml").exists()
     chain = traced.model_copy(update={"stages": Settings.model_validate({"stages": [{"stage": "collect"}]}).stages})
-    with pytest.raises(UsageError, match="what is collected has no logp"):
+    with pytest.raises(UsageError, match=f"{message}, but what is collected has no logp"):
         run.run(chain, run=tmp_path / "chain")
     assert not (tmp_path / "chain").exists()

@@ -59,6 +59,18 @@ def test_the_checkpoint_is_recorded_and_named_in_the_lineage(trained: Path, tmp_
     assert RunDirectory(tmp_path / "next").load_document()["agent"]["reference"] == ""
 
 
+@pytest.mark.system
+def test_a_ratio_changes_what_is_cloned(trained: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    stages.collect(trained, lake=lake, steps=400, settings={"collect.logp": True, "collect.steps": 400})
+    found = {}
+    for ratio in (0.0, 0.5):
+        run = tmp_path / f"by-{ratio}"
+        train.run(near(trained, reference_ratio=ratio), run=run, lakes=[(lake, 1.0)])
+        found[ratio] = weights(run)
+    assert any(not torch.equal(value, found[0.5][name]) for name, value in found[0.0].items())
+
+
 def test_references_that_do_not_fit_are_refused(trained: Path, tmp_path: Path) -> None:
     lakes = [(trained / "lake", 1.0)]
     with pytest.raises(InputMissing, match=r"agent\.reference: no run or policy bundle at"):
