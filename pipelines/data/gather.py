@@ -8,7 +8,7 @@ more than the copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -324,7 +324,7 @@ class Gatherer:
         if places.num_closed != self._files.num_closed or len(places.rows) != len(self._view.segments):
             places.clear(len(self._view.segments), self._files.num_closed)
         if out and places.is_known[numbers].all():
-            self._copy_windows(places.rows[numbers], places.addresses[numbers], numbers, first, at, out)
+            self._copy_windows(places.rows[numbers], places.addresses[numbers], self._file, numbers, first, at, out)
             return
         distinct, file_of = np.unique(numbers, return_inverse=True)
         begin = 0
@@ -344,7 +344,8 @@ class Gatherer:
                 places.add(wanted, rows, addresses)
             here = (file_of >= begin) & (file_of < begin + len(wanted))
             each = file_of[here] - begin
-            self._copy_windows(rows[each], addresses[each], numbers[here], first[here], at[here], out)
+            opened = dict(zip(wanted, files, strict=True)).__getitem__  # these may have been closed for one another
+            self._copy_windows(rows[each], addresses[each], opened, numbers[here], first[here], at[here], out)
             begin += len(wanted)
 
     def _find_addresses(self, numbers: list[int], files: list[SegmentFile]) -> np.ndarray:
@@ -359,21 +360,23 @@ class Gatherer:
         return np.array(found, dtype=np.int64).reshape(len(files), len(self._places.names))
 
     def _copy_windows(
-        self, rows: np.ndarray, addresses: np.ndarray, numbers: np.ndarray, first: np.ndarray, at: np.ndarray,
-        out: Columns,
+        self, rows: np.ndarray, addresses: np.ndarray, opened: Callable[[int], SegmentFile], numbers: np.ndarray,
+        first: np.ndarray, at: np.ndarray, out: Columns,
     ) -> None:  # fmt: skip
-        """Copy windows (W,) from the open files of segments `numbers` (W,), which have so many `rows` (W,), and columns
-        at these `addresses` (W, C)."""
+        """Copy windows (W,) from the files of segments `numbers` (W,), which `opened` returns; they have so many `rows`
+        (W,), and columns at these `addresses` (W, C)."""
         wrong = np.flatnonzero((first < 0) | (first >= rows))
         if len(wrong):  # addresses must not follow from what a damaged file says
-            raise self._damaged(int(numbers[wrong[0]]), "rows lie outside it")
+            number = int(numbers[wrong[0]])
+            raise self._damaged(number, opened(number), "rows lie outside it")
         inside = first <= rows - self._rows
         rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
         for column, name in enumerate(self._places.names):
             if name not in out:
                 continue
             if not addresses[:, column].all():
-                raise self._damaged(int(numbers[addresses[:, column].argmin()]), f"it lacks the column '{name}'")
+                number = int(numbers[addresses[:, column].argmin()])
+                raise self._damaged(number, opened(number), f"it lacks the column '{name}'")
             target = out[name]
             row_bytes = target.itemsize * math.prod(target.shape[2:])
             copy_blocks(addresses[inside, column] + first[inside] * row_bytes, target, at[inside])
@@ -382,13 +385,12 @@ class Gatherer:
                 number, begin = int(numbers[i]), int(first[i])
                 stop = min(begin + self._rows, int(rows[i]))
                 try:
-                    self._file(number).copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
+                    opened(number).copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
                 except (IntegrityError, FileNotFoundError) as error:
                     raise self._lost(number, error) from error
 
-    def _damaged(self, number: int, what: str) -> SegmentLost:
-        path = self._file(number).path
-        return self._lost(number, IntegrityError(f"segment '{path}' is damaged: {what}"))
+    def _damaged(self, number: int, file: SegmentFile, what: str) -> SegmentLost:
+        return self._lost(number, IntegrityError(f"segment '{file.path}' is damaged: {what}"))
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:
         """Announce to the operating system what will be copied."""

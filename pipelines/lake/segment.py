@@ -512,8 +512,8 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
                     if error.errno not in EXHAUSTED or not self:
                         raise
                     self.limit = max(len(self) // 2, 1)
-                    self._close_oldest()
-            self._close_oldest()
+                    self._close_oldest(len(self) // 2)  # all in the end, if others still refer to them
+            self._close_oldest(self.limit)
         self.move_to_end(id)
         return self[id]
 
@@ -536,8 +536,8 @@ class OpenSegments(OrderedDict[str, SegmentFile]):
             self._sound.add(id)
         return file
 
-    def _close_oldest(self) -> None:
-        while len(self) > self.limit:
+    def _close_oldest(self, most: int) -> None:
+        while len(self) > most:
             id = next(iter(self))
             if id not in self._layouts and (layout := self[id].find_layout()) is not None:
                 self._layouts[id] = layout
