@@ -125,7 +125,7 @@ def test_too_few_descriptors_close_files_instead_of_ending_the_training(lake: La
 
     def read(descriptors: int) -> tuple[list[float], int]:
         command = [sys.executable, "-c", FEW, str(lake.path), SCHEMA.id, str(descriptors)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert not done.returncode, done.stderr
         return tuple(json.loads(done.stdout))
 
