@@ -14,7 +14,7 @@ from pipelines.lake.lineage import trace
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report.lineage_tree import Node
 from pipelines.stages import library as stages
-from pipelines.stages import train
+from pipelines.stages import collect, train
 from tests.stages.recipes import tiny
 
 
@@ -62,7 +62,7 @@ def test_the_checkpoint_is_recorded_and_named_in_the_lineage(trained: Path, tmp_
 @pytest.mark.system
 def test_a_ratio_changes_what_is_cloned(trained: Path, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    stages.collect(trained, lake=lake, steps=400, settings={"collect.logp": True, "collect.steps": 400})
+    collect.run(tiny(collect={"logp": True}), lake=lake)
     found = {}
     for ratio in (0.0, 0.5):
         run = tmp_path / f"by-{ratio}"
