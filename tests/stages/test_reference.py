@@ -13,8 +13,8 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.lineage import trace
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report.lineage_tree import Node
-from pipelines.stages import library as stages
 from pipelines.stages import collect, train
+from pipelines.stages import library as stages
 from tests.stages.recipes import tiny
 
 
