@@ -368,7 +368,7 @@ class Gatherer:
         wrong = np.flatnonzero((first < 0) | (first >= rows))
         if len(wrong):  # addresses must not follow from what a damaged file says
             number = int(numbers[wrong[0]])
-            raise self._damaged(number, opened(number), "rows lie outside it")
+            raise self._make_damage_error(number, opened(number), "rows lie outside it")
         inside = first <= rows - self._rows
         rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
         for column, name in enumerate(self._places.names):
@@ -376,7 +376,7 @@ class Gatherer:
                 continue
             if not addresses[:, column].all():
                 number = int(numbers[addresses[:, column].argmin()])
-                raise self._damaged(number, opened(number), f"it lacks the column '{name}'")
+                raise self._make_damage_error(number, opened(number), f"it lacks the column '{name}'")
             target = out[name]
             row_bytes = target.itemsize * math.prod(target.shape[2:])
             copy_blocks(addresses[inside, column] + first[inside] * row_bytes, target, at[inside])
@@ -389,7 +389,7 @@ class Gatherer:
                 except (IntegrityError, FileNotFoundError) as error:
                     raise self._lost(number, error) from error
 
-    def _damaged(self, number: int, file: SegmentFile, what: str) -> SegmentLost:
+    def _make_damage_error(self, number: int, file: SegmentFile, what: str) -> SegmentLost:
         return self._lost(number, IntegrityError(f"segment '{file.path}' is damaged: {what}"))
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:

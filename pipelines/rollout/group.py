@@ -247,7 +247,7 @@ class ActorGroup:
         self.action[reset], self.reward[reset], self._forgotten[reset] = 0, 0.0, self.time[reset]
 
     @property
-    def remembered(self) -> np.ndarray:
+    def memory_steps(self) -> np.ndarray:
         """The steps (N,) that the policy may remember, 0 where its memory must be cleared."""
         return np.maximum(self.time - self._forgotten, 0)
 
@@ -417,9 +417,9 @@ class JoinedGroups:
             name: np.concatenate([group.observation[name] for group in groups if group.observation is not None])
             for name in names
         }
-        self.action, self.reward, self.time, self.remembered = (
+        self.action, self.reward, self.time, self.memory_steps = (
             np.concatenate([getattr(group, name) for group in groups])
-            for name in ("action", "reward", "time", "remembered")
+            for name in ("action", "reward", "time", "memory_steps")
         )
 
     def label(self, labels: np.ndarray) -> None:

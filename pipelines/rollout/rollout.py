@@ -294,7 +294,7 @@ class Rollout:
         assert observation is not None
         given = {} if part is None else {"part": part}
         explored = self._policy.epsilon if isinstance(self._policy, HistoryLearner) else 0.0
-        actions = self._policy.act(observation, actors.action, actors.reward, actors.remembered, **given)
+        actions = self._policy.act(observation, actors.action, actors.reward, actors.memory_steps, **given)
         actions = self._check_actions(actions, actors.action, "the policy")
         if self._labeller is not None:
             labels = self._labeller.act(observation, actors.action, actors.reward, actors.time, **given)
