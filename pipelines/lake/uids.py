@@ -25,8 +25,14 @@ def contains(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not len(ordered):
         return np.zeros(len(wanted), dtype=bool)
     known, given = halves(ordered), halves(wanted)
-    place = np.minimum(known.place(given), len(ordered) - 1)
-    found: np.ndarray = ~known.at(place).differ(given)
+    # Looking up the first bits is ten times as fast as a search, and rules out nearly all of those that are not here.
+    shift = np.uint64(64 - min(len(ordered).bit_length() + 4, 24))
+    begins = np.zeros(1 << (64 - int(shift)), dtype=bool)
+    begins[known.first >> shift] = True
+    found = begins[given.first >> shift]
+    rows = np.flatnonzero(found)
+    searched = given.at(rows)
+    found[rows] = ~known.at(np.minimum(known.place(searched), len(ordered) - 1)).differ(searched)
     return found
 
 

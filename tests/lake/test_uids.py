@@ -7,7 +7,7 @@ from pipelines.errors import InputMissing
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.uids import UidSet, find_place, halves
+from pipelines.lake.uids import UidSet, contains, find_place, halves
 from tests.lake.factories import fill, remove
 
 
@@ -89,6 +89,15 @@ def test_halves_sort_and_are_found_as_uids_are(kind: str) -> None:
     rng = np.random.default_rng(1)
     ordered, wanted = np.sort(drawn(rng, kind, 500)), drawn(rng, kind, 300)
     assert halves(ordered).place(halves(wanted)).tolist() == np.searchsorted(ordered, wanted).tolist()
+
+
+@pytest.mark.parametrize("kind", ["texts", "first", "second", "both", "extremes"])
+def test_uids_are_found_as_a_python_set_finds_them(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    for size in (0, 1, 30, 5000):
+        known, wanted = drawn(rng, kind, size), drawn(rng, kind, 60)
+        wanted = np.concatenate([wanted, known[: size // 2]])
+        assert contains(np.sort(known), wanted).tolist() == [uid in {*known.tolist()} for uid in wanted.tolist()]
 
 
 def test_uids_of_one_hash_are_told_apart() -> None:
