@@ -2,14 +2,13 @@
 
 The windows of a batch are ordered by segment, those of an overlay by their base within it. A window is a block of
 memory in each column, whatever file it is in, and one call copies those of all windows: a call for each file would cost
-more than the copy.
+more than the copy. A window across several episodes is as many blocks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from pipelines.data.view import View, base_rows, bases, first_steps
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.descriptors import reserve_descriptors
-from pipelines.files.memory import copy_blocks
+from pipelines.files.memory import copy_rows
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
@@ -44,16 +43,15 @@ class LentRows:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows to copy for each of some parts (P,) int64: `count` ones of its trajectory from `start` on, to `target`.
-    `fill_all`: they are all rows that are wanted of a batch, so that others may be overwritten."""
+    """Rows to copy of each of some trajectories, (P,) int64: `count` ones from `start` on, to the rows from `target` on
+    of a batch, whose windows follow each other."""
 
     start: np.ndarray
     count: np.ndarray
     target: np.ndarray
-    fill_all: bool = True
 
-    def part(self, chosen: np.ndarray) -> _Rows:
-        return _Rows(self.start[chosen], self.count[chosen], self.target[chosen], len(chosen) == len(self.start))
+    def at(self, chosen: np.ndarray) -> _Rows:
+        return _Rows(self.start[chosen], self.count[chosen], self.target[chosen])
 
 
 class SegmentLost(Exception):
@@ -131,7 +129,8 @@ class Gatherer:
         self._readahead.begin()
         if self._readahead.wanted:
             self._name_ranges(table, start, list(out))
-        self._copy(table, start, out)
+        every = np.full(len(order), self._rows)
+        self._copy(table, _Rows(start, every, np.arange(len(order)) * self._rows), _flatten(out))
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
@@ -170,10 +169,10 @@ class Gatherer:
         led = _Rows(
             parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first
         )
-        flat = {name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in out.items()}
+        flat, order = _flatten(out), np.lexsort((table["row0"] + parts.start.astype(np.uint64), table["segment"]))
         observed = [column.name for column in self._view.schema.columns if column.role in ("observation", "label")]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
-            self._scatter(table, wanted, {name: flat[name] for name in names})
+            self._copy(table[order], wanted.at(order), {name: flat[name] for name in names})
         ends = parts.place + parts.steps
         lengths = np.zeros(size, dtype=np.int64)
         lengths[parts.window[is_last]] = ends[is_last] + 1
@@ -210,50 +209,6 @@ class Gatherer:
         cut_off = np.zeros((len(out[RESET]), self._rows - 1), dtype=bool)
         cut_off[window[unknown], row[unknown] - 1] = True
         return cut_off
-
-    def _scatter(self, table: np.ndarray, rows: _Rows, out: Columns) -> None:
-        """Copy rows of trajectories, of which `table` (P,) says where they are, into the flat columns `out`."""
-        order = np.argsort(self._view.file_of[table["segment"]], kind="stable")
-        for a, b in self._by_file(table["segment"][order]):
-            chosen = order[a:b]
-            segment = self._view.segments[int(table["segment"][chosen[0]])]
-            own = {name: out[name] for name in out if name in segment.columns}
-            self._scatter_from(segment.number, table["row0"][chosen], rows.part(chosen), own)
-            rest = {name: out[name] for name in out if name not in own}
-            if not rest:  # it is not an overlay
-                continue
-            chosen = chosen[np.argsort(self._view.file_of[bases(table)[chosen]], kind="stable")]
-            for c, d in self._by_file(bases(table)[chosen]):
-                one = chosen[c:d]
-                self._scatter_from(int(bases(table)[one[0]]), base_rows(table)[one], rows.part(one), rest)
-
-    def _scatter_from(self, number: int, row0: np.ndarray, rows: _Rows, out: Columns) -> None:
-        """Copy `rows` of trajectories that begin at `row0` (n,) in the file of a segment."""
-        if not out:
-            return
-        file = self._file(number)
-        first = row0.astype(np.int64) + rows.start
-        step = np.arange(rows.count.sum()) - np.repeat(np.cumsum(rows.count) - rows.count, rows.count)
-        source_row = np.repeat(first, rows.count) + step
-        target_row = np.repeat(rows.target, rows.count) + step
-        # One `take` that fills the whole buffer, padding included, is twice as fast as taking and placing rows.
-        filling: np.ndarray | None = None
-        if rows.fill_all:
-            filling = np.zeros(len(next(iter(out.values()))), dtype=np.int64)
-            filling[target_row] = source_row
-        try:
-            for name, target in out.items():
-                source = file.columns.get(name)
-                if source is not None and filling is not None:
-                    np.take(source, filling, axis=0, out=target, mode="clip")
-                    continue
-                if source is not None:
-                    target[target_row] = source[source_row]
-                    continue
-                for begin, count, place in zip(first.tolist(), rows.count.tolist(), rows.target.tolist(), strict=True):
-                    file.copy_rows(name, begin, begin + count, target[place : place + count])
-        except (IntegrityError, FileNotFoundError) as error:
-            raise self._lost(number, error) from error
 
     def _prepend(self, row: int, count: int, rows: int, window: Columns) -> None:
         """Move the `rows` rows of a window to the right, and put the last `count` before the end of trajectory `row` in
@@ -304,27 +259,30 @@ class Gatherer:
         edges = np.flatnonzero(np.diff(self._view.file_of[segments], prepend=-1, append=-1))
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
-    def _copy(self, table: np.ndarray, start: np.ndarray, out: Columns) -> None:
-        """Copy windows, each column from the file that has it: an overlay's own ones, or those of its base."""
-        own, base = table["row0"].astype(np.int64) + start, base_rows(table).astype(np.int64) + start
+    def _copy(self, table: np.ndarray, rows: _Rows, out: Columns) -> None:
+        """Copy rows of trajectories, whose places are in `table` (P,), into the flat columns `out`, each column from the
+        file that has it: an overlay's own ones, or those of its base."""
+        own = replace(rows, start=table["row0"].astype(np.int64) + rows.start)
+        base = replace(rows, start=base_rows(table).astype(np.int64) + rows.start)
         is_overlay = bases(table) != table["segment"]
-        self._copy_columns(table["segment"], own, np.flatnonzero(~is_overlay), out)
-        segments, overlaid = self._view.segments, np.flatnonzero(is_overlay)
+        plain, overlaid = np.flatnonzero(~is_overlay), np.flatnonzero(is_overlay)
+        self._copy_columns(table["segment"][plain], own.at(plain), out)
+        segments = self._view.segments
         numbers, number_of = np.unique(table["segment"][overlaid], return_inverse=True)
         columns = [segments[number].columns for number in numbers.tolist()]
         for changed in dict.fromkeys(map(frozenset, columns)):
             at = overlaid[np.array([frozenset(each) == changed for each in columns])[number_of]]
-            self._copy_columns(table["segment"], own, at, {name: out[name] for name in out if name in changed})
-            self._copy_columns(bases(table), base, at, {name: out[name] for name in out if name not in changed})
+            self._copy_columns(table["segment"][at], own.at(at), {name: out[name] for name in out if name in changed})
+            self._copy_columns(bases(table)[at], base.at(at), {name: out[name] for name in out if name not in changed})
 
-    def _copy_columns(self, numbers: np.ndarray, first: np.ndarray, at: np.ndarray, out: Columns) -> None:
-        """Copy the windows `at` some places of a batch, whose rows begin at `first` in the files of segments `numbers`.
-        Rows beyond the end of a file are left as they are."""
-        numbers, first, places = numbers[at], first[at], self._places
+    def _copy_columns(self, numbers: np.ndarray, rows: _Rows, out: Columns) -> None:
+        """Copy `rows` of the files of segments `numbers` (P,), counted from the beginnings of the files. Those beyond
+        the end of a file are left out."""
+        places = self._places
         if places.num_closed != self._files.num_closed or len(places.rows) != len(self._view.segments):
             places.clear(len(self._view.segments), self._files.num_closed)
         if out and places.is_known[numbers].all():
-            self._copy_windows(places.rows[numbers], places.addresses[numbers], self._file, numbers, first, at, out)
+            self._copy_rows(places.rows[numbers], places.addresses[numbers], self._file, numbers, rows, out)
             return
         distinct, file_of = np.unique(numbers, return_inverse=True)
         begin = 0
@@ -339,13 +297,13 @@ class Gatherer:
                     self._files.limit = max(min(self._files.limit, len(wanted) // 2), 1)
                     continue
                 files = [self._file(number) for number in wanted]  # says which it is
-            rows, addresses = np.array([file.rows for file in files]), self._find_addresses(wanted, files)
+            num_rows, addresses = np.array([file.rows for file in files]), self._find_addresses(wanted, files)
             if places.num_closed == self._files.num_closed:
-                places.add(wanted, rows, addresses)
-            here = (file_of >= begin) & (file_of < begin + len(wanted))
+                places.add(wanted, num_rows, addresses)
+            here = np.flatnonzero((file_of >= begin) & (file_of < begin + len(wanted)))
             each = file_of[here] - begin
             opened = dict(zip(wanted, files, strict=True)).__getitem__  # these may have been closed for one another
-            self._copy_windows(rows[each], addresses[each], opened, numbers[here], first[here], at[here], out)
+            self._copy_rows(num_rows[each], addresses[each], opened, numbers[here], rows.at(here), out)
             begin += len(wanted)
 
     def _find_addresses(self, numbers: list[int], files: list[SegmentFile]) -> np.ndarray:
@@ -359,33 +317,29 @@ class Gatherer:
                 raise self._lost(number, error) from error
         return np.array(found, dtype=np.int64).reshape(len(files), len(self._places.names))
 
-    def _copy_windows(
-        self, rows: np.ndarray, addresses: np.ndarray, opened: Callable[[int], SegmentFile], numbers: np.ndarray,
-        first: np.ndarray, at: np.ndarray, out: Columns,
+    def _copy_rows(
+        self, num_rows: np.ndarray, addresses: np.ndarray, opened: Callable[[int], SegmentFile], numbers: np.ndarray,
+        rows: _Rows, out: Columns,
     ) -> None:  # fmt: skip
-        """Copy windows (W,) from the files of segments `numbers` (W,), which `opened` returns; they have so many `rows`
-        (W,), and columns at these `addresses` (W, C)."""
-        wrong = np.flatnonzero((first < 0) | (first >= rows))
+        """Copy `rows` (P,) from the files of segments `numbers` (P,), which `opened` returns; these have `num_rows` (P,)
+        and columns at the `addresses` (P, C)."""
+        wrong = np.flatnonzero((rows.start < 0) | (rows.start >= num_rows))
         if len(wrong):  # addresses must not follow from what a damaged file says
             number = int(numbers[wrong[0]])
             raise self._make_damage_error(number, opened(number), "rows lie outside it")
-        inside = first <= rows - self._rows
-        rest = np.flatnonzero(~inside).tolist()  # they reach beyond the end of their files
-        for column, name in enumerate(self._places.names):
-            if name not in out:
-                continue
-            if not addresses[:, column].all():
-                number = int(numbers[addresses[:, column].argmin()])
-                raise self._make_damage_error(number, opened(number), f"it lacks the column '{name}'")
-            target = out[name]
-            row_bytes = target.itemsize * math.prod(target.shape[2:])
-            copy_blocks(addresses[inside, column] + first[inside] * row_bytes, target, at[inside])
-        for name in out:
-            for i in range(len(at)) if name in self._wide else rest:
-                number, begin = int(numbers[i]), int(first[i])
-                stop = min(begin + self._rows, int(rows[i]))
+        count = np.minimum(rows.count, num_rows - rows.start)
+        columns = [column for column, name in enumerate(self._places.names) if name in out]
+        names, found = [self._places.names[column] for column in columns], addresses[:, columns]
+        if not found.all():
+            range_, column = np.argwhere(found == 0)[0].tolist()
+            number = int(numbers[range_])
+            raise self._make_damage_error(number, opened(number), f"it lacks the column '{names[column]}'")
+        copy_rows(found, rows.start, count, [out[name] for name in names], rows.target)
+        for name in self._wide & out.keys():
+            where = numbers.tolist(), rows.start.tolist(), count.tolist(), rows.target.tolist()
+            for number, begin, wanted, target in zip(*where, strict=True):
                 try:
-                    opened(number).copy_rows(name, begin, stop, out[name][at[i], : stop - begin])
+                    opened(number).copy_rows(name, begin, begin + wanted, out[name][target : target + wanted])
                 except (IntegrityError, FileNotFoundError) as error:
                     raise self._lost(number, error) from error
 
@@ -426,3 +380,9 @@ class Gatherer:
         for id in self._files.keys() - lying:
             self._files.close(id)
         self._moves = self._view.moves
+
+
+def _flatten(out: Columns) -> Columns:
+    """View columns (B, L, ...) as (B * L, ...)."""
+    assert all(values.flags.c_contiguous for values in out.values())  # otherwise they would be copied
+    return {name: values.reshape(-1, *values.shape[2:]) for name, values in out.items()}

@@ -64,6 +64,7 @@ def main() -> None:
     sections: dict[str, Callable[[Path], Section]] = {
         "sampling": lambda folder: sampling.warm(folder, count),
         "segments": lambda folder: sampling.segments(folder, [10, 100, 1_000, 10_000]),
+        "histories": lambda folder: sampling.histories(folder, 1000 * count),
         "cold": lambda folder: sampling.cold(folder, 2 * count),
         "images": lambda folder: images.images(folder, options.pictures),
         "writing": lambda folder: writing.writing(folder, count),

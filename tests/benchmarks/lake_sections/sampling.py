@@ -25,9 +25,10 @@ from lake_sections.common import (
     trajectory,
 )
 from pipelines.data.gather import Gatherer
+from pipelines.data.histories import HistoryContext
 from pipelines.data.readahead import PATIENCE
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View
+from pipelines.data.view import HISTORY, View
 from pipelines.lake.arrow import arrow_schema, map_file, to_arrow
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
@@ -245,6 +246,36 @@ def segments(folder: Path, counts: list[int], trajectories: int = 10_000) -> Sec
     first, *others = found
     section.figures |= {f"{name} / {first}": found[name] / found[first] for name in others}
     section.notes.append(f"{trajectories:,} trajectories of {rows - 1} steps, batches of {BATCH}")
+    return section
+
+
+def histories(folder: Path, steps: int) -> Section:
+    """Windows of 200 steps within trajectories of 1,000, and across the episodes of 50 of learning histories, which are
+    as many steps in as many files. One core, warm."""
+    section, rng, core, window = Section(), np.random.default_rng(0), os.sched_getaffinity(0), 200
+    works = {}
+    for name, length in (("within", 1000), ("across", 50)):
+        lake = Lake.create(folder / name)
+        written = [trajectory(PLAIN, length + 1, rng) for _ in range(50)]
+        with lake.writer(PLAIN) as writer:
+            for i in range(steps // length):
+                history, index = divmod(i, 100)
+                info = TrajectoryInfo(env="bench", history=f"{history}", history_index=index)
+                writer.append(written[i % len(written)], info)
+                if (i + 1) * length % (steps // 10) == 0:
+                    writer.seal()
+        view = View(lake, PLAIN.id, extra=HISTORY)
+        view.refresh()
+        context = HistoryContext(stride=5) if name == "across" else None
+        sampler = SeededSampler(view, length=window, history=context, seed=0)
+        works[name] = lambda sampler=sampler: len(sampler.sample(BATCH))
+    os.sched_setaffinity(0, {min(core)})
+    try:
+        found = rates(works)
+    finally:
+        os.sched_setaffinity(0, core)
+    section.figures |= {f"{name}, windows/s": rate for name, rate in found.items()}
+    section.figures["across / within"] = found["across"] / found["within"]
     return section
 
 
