@@ -169,26 +169,22 @@ class Gatherer:
         led = _Rows(
             parts.start + 1 - is_first, parts.steps + is_first, parts.window * rows + parts.place + 1 - is_first
         )
+        lengths = np.zeros(size, dtype=np.int64)
+        lengths[parts.window[is_last]] = (parts.place + parts.steps)[is_last] + 1
+        short = np.flatnonzero(lengths < rows)
+        for buffer in out.values():
+            buffer[short] = 0
         flat, order = _flatten(out), np.lexsort((table["row0"] + parts.start.astype(np.uint64), table["segment"]))
         observed = [column.name for column in self._view.schema.columns if column.role in ("observation", "label")]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
             self._copy(table[order], wanted.at(order), {name: flat[name] for name in names})
-        ends = parts.place + parts.steps
-        lengths = np.zeros(size, dtype=np.int64)
-        lengths[parts.window[is_last]] = ends[is_last] + 1
-        cut_off = self._mark_joins(parts, out, goes_on=goes_on)
-        for i in np.flatnonzero(lengths < rows).tolist():
-            for buffer in out.values():
-                buffer[i, lengths[i] :] = 0
-        begin = parts.start[
-            is_first
-        ]  # a window that begins within an episode is not at its start: time 0 has no action
         return Batch(
             columns={name: buffer[:] for name, buffer in out.items()},
             lengths=lengths,
-            start=np.minimum(begin, 1),
+            # A window that begins within an episode is not at its start: time 0 has no action.
+            start=np.minimum(parts.start[is_first], 1),
             trajectory=parts.row[is_first],
-            cut_off=cut_off,
+            cut_off=self._mark_joins(parts, out, goes_on=goes_on),
         )
 
     def _mark_joins(self, parts: Parts, out: Columns, *, goes_on: bool) -> np.ndarray | None:
@@ -260,11 +256,14 @@ class Gatherer:
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
     def _copy(self, table: np.ndarray, rows: _Rows, out: Columns) -> None:
-        """Copy rows of trajectories, whose places are in `table` (P,), into the flat columns `out`, each column from the
+        """Copy rows of trajectories, whose places are in `table` (P,), into the flat columns `out`, each from the
         file that has it: an overlay's own ones, or those of its base."""
         own = replace(rows, start=table["row0"].astype(np.int64) + rows.start)
-        base = replace(rows, start=base_rows(table).astype(np.int64) + rows.start)
         is_overlay = bases(table) != table["segment"]
+        if not is_overlay.any():
+            self._copy_columns(table["segment"], own, out)
+            return
+        base = replace(rows, start=base_rows(table).astype(np.int64) + rows.start)
         plain, overlaid = np.flatnonzero(~is_overlay), np.flatnonzero(is_overlay)
         self._copy_columns(table["segment"][plain], own.at(plain), out)
         segments = self._view.segments
@@ -321,8 +320,8 @@ class Gatherer:
         self, num_rows: np.ndarray, addresses: np.ndarray, opened: Callable[[int], SegmentFile], numbers: np.ndarray,
         rows: _Rows, out: Columns,
     ) -> None:  # fmt: skip
-        """Copy `rows` (P,) from the files of segments `numbers` (P,), which `opened` returns; these have `num_rows` (P,)
-        and columns at the `addresses` (P, C)."""
+        """Copy `rows` (P,) from the files of segments `numbers` (P,), which `opened` returns; these have `num_rows`
+        (P,) and columns at the `addresses` (P, C)."""
         wrong = np.flatnonzero((rows.start < 0) | (rows.start >= num_rows))
         if len(wrong):  # addresses must not follow from what a damaged file says
             number = int(numbers[wrong[0]])

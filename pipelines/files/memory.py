@@ -48,7 +48,10 @@ def _cover(count_N: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Cover ranges of `count_N` rows by blocks of few sizes, of which one call copies any number: the longest ranges by
     one block, others by up to eight, which may overlap, of a power of eight. Yields a size, and for its blocks (n,) the
     range and the first row in it."""
-    longest = count_N.max()
+    longest = int(count_N.max())
+    if (count_N == longest).all():
+        yield longest, np.arange(len(count_N)), np.zeros_like(count_N)
+        return
     power_N = 8 ** ((np.frexp(count_N)[1].astype(np.int64) - 1).clip(0) // 3)
     size_N = np.where(count_N == longest, longest, power_N)
     order = np.argsort(size_N, kind="stable")
