@@ -22,23 +22,20 @@ from amago_cli.commands import (
     examples,
     export,
     init,
+    lake,
     relabel,
     report,
     run,
+    runs,
     serve,
     settings,
     sweep,
     train,
     tune,
+    verify,
     view,
     watch,
 )
-from amago_cli.commands import verify as verify_bundle
-from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
-from amago_cli.commands.runs import ls as list_runs
-from amago_cli.commands.runs import prune as prune_runs
-from amago_cli.commands.runs import rm as remove_runs
-from amago_cli.commands.runs import sql as query_runs
 from amago_cli.help import DefaultGroup, Group, LazyCommands
 from amago_cli.invocation import Invocation, common_options_last
 from amago_cli.stopping import Stopped, stoppable
@@ -92,24 +89,24 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
     ("Stages", (sweep.sweep, tune.tune, serve.serve)),
-    ("Inspect", (compare.compare, report.report, view.view, watch.watch, verify_bundle.verify)),
+    ("Inspect", (compare.compare, report.report, view.view, watch.watch, verify.verify)),
     ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 _LAKE_COMMANDS = (
-    ls.ls,
-    info.info,
-    sql.sql,
-    sample.sample,
-    lineage.lineage,
-    verify.verify,
-    reindex.reindex,
-    compact.compact,
-    expire.expire,
-    protect.protect,
-    copy.copy,
-    copy.merge,
+    lake.ls,
+    lake.info,
+    lake.sql,
+    lake.sample,
+    lake.lineage,
+    lake.verify,
+    lake.reindex,
+    lake.compact,
+    lake.expire,
+    lake.protect,
+    lake.copy,
+    lake.merge,
 )
-_RUNS_COMMANDS = (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune)
+_RUNS_COMMANDS = (runs.ls, runs.sql, runs.rm, runs.prune)
 
 
 _CHANGING = ("train", "evaluate", "run")  # commands that change what `amago runs` shows

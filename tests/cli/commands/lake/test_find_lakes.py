@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.commands.lake.ls import find_lakes
+from amago_cli.commands.lake import find_lakes
 from pipelines.lake.sql.catalog import summary
 from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago

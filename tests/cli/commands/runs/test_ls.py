@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.runs import table
+from amago_cli.commands.runs import table
 from pipelines.runs.summary import COLUMNS
 from tests.cli.conftest import Amago
 from tests.runs.factory import make_run
