@@ -40,16 +40,16 @@ class Registry:
 
     def __init__(self, kind: str, builtins: Mapping[str, str]) -> None:
         self.kind = kind
-        self._builtins = dict(builtins)
+        self.built_in = dict(builtins)
 
     def names(self) -> list[str]:
         """Built-in and installed names, sorted."""
-        return sorted({*self._builtins, *(point.name for point in self._entry_points)})
+        return sorted({*self.built_in, *(point.name for point in self._entry_points)})
 
     def get(self, name: str) -> Any:
         """The member called `name`. UsageError if there is none, InputMissing if it cannot be imported."""
-        if name in self._builtins:
-            return self._load(self._builtins[name])
+        if name in self.built_in:
+            return self._load(self.built_in[name])
         for point in self._entry_points:
             if point.name == name:
                 return self._load(point.value)

@@ -256,12 +256,11 @@ class SequencePluginSettings(SettingsModel):
 
 WITHOUT_BLOCKS = ("gru", "identity")
 WITHOUT_MEMORY = ("feedforward", "identity")
-_BUILT_IN = ("transformer", "gru", "mingru", "mamba", "feedforward", "identity")
 
 
 def _tag_sequence(value: Any) -> str:
     kind = value.get("kind", "transformer") if isinstance(value, dict) else getattr(value, "kind", None)
-    return kind if kind in _BUILT_IN else "plugin"
+    return kind if kind in SEQUENCE_ENCODERS.built_in else "plugin"
 
 
 SequenceSettings = Annotated[

@@ -11,8 +11,8 @@ from pipelines.registry import Registry, require_package
 
 Ending = Literal["finished", "failed", "interrupted"]
 
-# Every tracker needs three things of its name: a module here, an optional-dependency group, and the client package.
-_BUILT_IN = ("tensorboard", "wandb", "mlflow", "trackio")
+# Those that need a client package, in an optional-dependency group, both of the tracker's name.
+_PACKAGED = ("tensorboard", "wandb", "mlflow", "trackio")
 _TRACKERS = Registry(
     "tracker",
     {
@@ -88,7 +88,7 @@ class TrackerName(NamedTuple):
 
         UsageError for an unknown name; InputMissing without its package, or for a module that is not trusted.
         """
-        if self.member in _BUILT_IN:
+        if self.member in _PACKAGED:
             require_package(self.member, self.member, f"tracker '{self.member}'")
         made: Callable[[str, TrackedRun], Tracker] = _TRACKERS.get(self.member)
         return made
