@@ -156,6 +156,25 @@ class Average(SteppedEncoder):
 
 
 @pytest.mark.full
+def test_a_stage_of_a_chain_is_a_name_and_a_method(fork: Fork) -> None:
+    fork.insert("pipelines/config/settings.py", '"ingest", "collect", "relabel", "train"', '"census", ')
+    chain = "pipelines/stages/run.py"
+    fork.insert(chain, '            "ingest": self._ingest,', '            "census": self._census,\n')
+    fork.insert(
+        chain,
+        "    def _ingest(self",
+        """    def _census(self, step, listener):
+        (self.directory.path / "census.txt").write_text(str(self._steps()))
+
+""",
+    )
+    assert len(fork.touched) == 2
+    stages = '[{stage="collect"}, {stage="census"}, {stage="train"}, {stage="evaluate"}]'
+    train_and_evaluate(fork, "--set", f"stages={stages}")
+    assert int((fork.root / "run" / "census.txt").read_text()) > 0
+
+
+@pytest.mark.full
 def test_a_tracker_is_a_module_and_a_name(fork: Fork) -> None:
     fork.add(
         "pipelines/tracking/lines.py",
