@@ -37,8 +37,10 @@ def parse_count(text: str) -> int:
         number = Decimal(found[1]) * _MULTIPLES[found[2].lower()] if found else None
     except (InvalidOperation, KeyError):
         number = None
-    if number is None or number != number.to_integral_value() or abs(number) > _LARGEST:
+    if number is None or number != number.to_integral_value():
         raise typer.BadParameter(f"'{text}' is not a whole number such as 20000, 1e6 or 100k")
+    if abs(number) > _LARGEST:
+        raise typer.BadParameter(f"'{text}' is more than 2^63 - 1, the largest number that is taken")
     return int(number)
 
 

@@ -86,6 +86,7 @@ def info(common: Common, lake: LakeArgument) -> Any:
     opened = Lake(lake)
     common.concerns(lake=opened.name)
     with common.listening() as listener:
+        opened.salvage(listener=listener)
         found = describe(opened, listener=listener)
         for each in find_duplicates([opened]):
             listener(each.as_notice())
@@ -214,6 +215,7 @@ def sql(
     from pipelines.errors import UsageError
     from pipelines.files.atomic import explain_errors, write_atomically
     from pipelines.lake.sql import catalog
+    from pipelines.lake.sql.query import require_distinct
     from pipelines.lake.sql.sandbox import QueryLimits
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
@@ -227,8 +229,11 @@ def sql(
     common.concerns(lake=opened.name)
     limits = QueryLimits(seconds=timeout, megabytes=memory, adjustable=True)
     with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
+        opened.salvage(listener=show)
         if form in ("text", "json"):
             columns, rows = catalog.query(opened, query, limits=limits, listener=show)
+            if form == "json":  # whose rows are objects
+                require_distinct(columns)
             return Rows(columns=columns, rows=rows)
         from pipelines.lake.sql.columnar import write_file
 
@@ -309,6 +314,7 @@ def sample(
 
         critics = Values(values, seed=seed)
     with common.listening() as listener:
+        opened.salvage(listener=listener)
         for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, whole=True, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
             figures = critics(found.trajectory, schema) if critics is not None else None
@@ -469,10 +475,14 @@ def verify(
 
 def _describe_problems(checked: VerifyReport, repaired: RepairResult | None, name: str) -> Iterator[str]:
     """Yield a sentence for each kind of damage that is left, and what to do about it."""
+    from pipelines.lake.store import HEAL
+
     if repaired is None and checked.corrupt:
         corrupt = [str(segment) for segment in checked.corrupt]
         number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
-        yield f"{number} in lake '{name}': {', '.join(corrupt)}; --repair recovers the intact trajectories"
+        schemas = dict.fromkeys(segment.schema for segment in checked.corrupt if segment.schema)
+        cure = f"{', '.join(schemas)}: {HEAL}" if schemas else "--repair recovers the intact trajectories"
+        yield f"{number} in lake '{name}': {', '.join(corrupt)}; {cure}"
     if repaired is not None and repaired.lost:
         count = len(repaired.lost)
         yield f"{count} trajector{'ies are' if count > 1 else 'y is'} lost in lake '{name}'"

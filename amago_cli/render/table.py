@@ -97,7 +97,8 @@ def raw(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert `value` to JSON types: numpy to Python, NaN and infinities to None, unknown types to their string."""
+    """Convert `value` to JSON types: numpy to Python, NaN and infinities to None, bytes to hexadecimal digits, unknown
+    types to their string."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -108,7 +109,7 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | bool | int):
         return value
-    return str(value)
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _fold(

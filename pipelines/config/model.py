@@ -470,6 +470,8 @@ class AgentSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _ratio_has_a_reference(self) -> AgentSettings:
+        if self.reference_weight != 0.1 and not self.reference:
+            raise ValueError("reference_weight weighs the divergence from a reference; name one, or leave it out")
         if self.reference_ratio and not self.reference:
             raise ValueError("reference_ratio compares with a reference; name one, or leave it out")
         if self.reference_ratio and self.target == "label":

@@ -486,6 +486,10 @@ class TrainSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _histories_as_they_are(self) -> TrainSettings:
+        given = {"order": self.history_order, "stride": self.history_stride, "horizon": self.history_horizon}
+        for (name, value), default in zip(given.items(), ("time", 1, "episode"), strict=True):
+            if self.context != "history" and value != default:
+                raise ValueError(f"history_{name} is about windows of histories: set context to 'history', or leave it")
         if self.context == "history" and self.relabel.relabeler:
             raise ValueError(
                 "relabel is not possible together with context 'history'; store the versions instead: amago relabel"
@@ -534,6 +538,12 @@ class InitSettings(SettingsModel):
     strict: bool = True
     """Refuse a source that lacks a tensor of these parts, or has it in another shape; false: list them, and begin these
     at random."""
+
+    @model_validator(mode="after")
+    def _parts_of_something(self) -> InitSettings:
+        if not self.source and self.model_fields_set & {"parts", "strict"} and self != InitSettings():
+            raise ValueError("parts and strict are about weights to begin with: name their source, --init")
+        return self
 
 
 class EvaluateSettings(SettingsModel):

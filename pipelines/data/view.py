@@ -299,8 +299,8 @@ class View:
         self._told = min(self._told, first)
         if not (np.isfinite(given) & (given >= 0)).all():
             raise UsageError(
-                f"lake '{self.lake.name}': a weight is negative, or not a number that a draw can use",
-                hint="--weight must give finite numbers of 0 or more",
+                f"lake '{self.lake.name}': a weight is negative, not a number, or above {np.finfo(np.float32).max:.1e}",
+                hint="--weight must give numbers of 0 or more, e.g. divided by the largest of them",
             )
         if self._dropped:
             self.table["weight"][self._reads(self._dropped)] = 0.0

@@ -138,21 +138,27 @@ class ActorsFailed(StageFailed):
         self.failures, self.brought = tuple(failures), brought
 
 
+_MOST_EPISODES = 40  # bits of an episode's number
+
+
 @dataclass(kw_only=True)
 class EpisodeCounter:
     """The number of the episode that each actor plays. Actor i of N plays first + i, first + i + N, ...
 
     Where these actors are a slice of more, `total` is the number of all and `offset` that of the first one here.
+    `repetition` (N,): how often each actor has played its episode before; an episode that is repeated keeps its number,
+    and with it its task.
     """
 
     num_envs: int
     total: int = 0
     offset: int = 0
     current: np.ndarray = field(init=False)
+    repetition: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.total = self.total or self.num_envs
-        self.current = np.empty(self.num_envs, dtype=np.int64)
+        self.current, self.repetition = np.zeros((2, self.num_envs), dtype=np.int64)
         self.start_at(0)
 
     def start_at(self, first: int) -> None:
@@ -162,7 +168,13 @@ class EpisodeCounter:
         """Return the counter of some of these actors, from `offset` on; it shares their numbers."""
         part = EpisodeCounter(num_envs=num_envs, total=self.total, offset=self.offset + offset)
         part.current = self.current[offset : offset + num_envs]
+        part.repetition = self.repetition[offset : offset + num_envs]
         return part
+
+    @property
+    def chance(self) -> np.ndarray:
+        """Numbers (N,) by which chance within the present episodes is drawn: others in each repetition."""
+        return self.current + (self.repetition << _MOST_EPISODES)
 
     def advance(self, indices: np.ndarray) -> np.ndarray:
         """Return the numbers of the episodes that the actors `indices` begin now."""

@@ -14,9 +14,10 @@ from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, Opponent, Oppo
 class Repeated(Env):
     """Repeats each episode of `env` so that it has been played `attempts` times, as one episode of several attempts.
 
-    An attempt repeats the number of the episode, and with it its task, seed and start. The step that ends an attempt
-    shows the start of the next one (`reset`); flags of the last one end the episode. What `env` reports about an
-    episode, such as its achievements, is that of the last attempt.
+    An attempt repeats the number of the episode, and with it its task, seed and start. Chance within it, such as the
+    rewards of a bandit or the draws of an opponent, is another one, unless it follows from the seed of an environment
+    that is not built in. The step that ends an attempt shows the start of the next one (`reset`); flags of the last one
+    end the episode. What `env` reports about an episode, such as its achievements, is that of the last attempt.
     """
 
     def __init__(self, env: Env, attempts: int) -> None:
@@ -44,7 +45,8 @@ class Repeated(Env):
         self._env.episodes = counter
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        self._finished[slice(None) if mask is None else mask] = 0
+        chosen = slice(None) if mask is None else mask
+        self._finished[chosen] = self.episodes.repetition[chosen] = 0
         return self._env.reset(mask)
 
     def step(self, actions: np.ndarray) -> StepResult:
@@ -61,6 +63,7 @@ class Repeated(Env):
         observation = result.observation
         if again.any():
             self.episodes.current[again] -= self.episodes.total
+            self.episodes.repetition[again] = self._finished[again]
             begun, problem = try_call(self._env, lambda: self._env.reset(again), again)
             observation = observation if begun is None else begun
             if problem is not None:

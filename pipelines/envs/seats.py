@@ -294,7 +294,7 @@ class SeatedEnv(EpisodeEnv):
                 self._move(rows, action, failed)
 
     def _noise(self, games: np.ndarray) -> Noise:
-        episodes, first = self.episodes.current[games][:, None], self._moves[games][:, None] * MOST_NOISE
+        episodes, first = self.episodes.chance[games][:, None], self._moves[games][:, None] * MOST_NOISE
         return lambda count: self.draws.uniform(episodes, _MOVES, first + np.arange(count))
 
     def _observe(self, games: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

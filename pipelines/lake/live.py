@@ -136,6 +136,7 @@ class LiveTable:
         self._manifests = Manifests(self._storage, self.lake.id)
         self.listed_rows: dict[str, int] = {}
         """How many rows the files have that were not opened yet, as a manifest says, by id."""
+        self._reported: set[str] = set()  # quarantined segments
         self._known: set[str] = set()  # segments that were taken in, or cannot be read
         self._hidden: set[str] = set()  # segments that are there, but hidden by the log
         self._where: dict[str, str] = {}  # id -> the segment that was rewritten from it and has its trajectories
@@ -178,7 +179,12 @@ class LiveTable:
         if not (self._known or self.thorough) and self._new:
             self._manifests.load()
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
-        self._apply_log(self.log.refresh(None if self.thorough else self._changes.log))
+        touched = self.log.refresh(None if self.thorough else self._changes.log)
+        for id, text in self.log.list_quarantined().items() if not self.thorough else ():
+            if id not in self._reported:
+                self._reported.add(id)
+                self._warn(text)
+        self._apply_log(touched)
         self._learn(self._new)
         self._settle()
         # A file that was gone at the last refresh already, and whose trajectories have not moved to another one.

@@ -297,6 +297,15 @@ class LakeLog:
         rewriting that was not finished."""
         return id in self.whole or id in self.quarantined or self.is_superseded(id) or not self.is_finished(id)
 
+    def list_quarantined(self) -> dict[str, str]:
+        """List the damaged segments that wait for repair, which hides their intact trajectories, with what to do."""
+        cure = "amago lake verify LAKE --repair recovers its intact trajectories"
+        return {
+            id: f"segment '{id}' is damaged, and nothing of it counts until it is repaired; {cure}"
+            for id, damage in self.quarantined.items()
+            if "repaired" not in damage and not self.is_superseded(id)
+        }
+
     def is_superseded(self, id: str) -> bool:
         """Return whether a segment was rewritten into one that counts, or has expired since."""
         found = self.moved.get(id)

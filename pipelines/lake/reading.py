@@ -350,6 +350,7 @@ def draw(
         own, weights = weights, np.zeros(len(uids))
         np.maximum.at(weights, places, own)
     rng = np.random.default_rng(seed)
+    weights = weights / weights.max()  # whose sum may be infinite
     places = rng.choice(len(uids), size=min(k, len(uids)), replace=False, p=weights / weights.sum())
     return hex_uids(uids[places])
 

@@ -43,7 +43,7 @@ _FORMAT_NAME, VERSION = "amago-lake", 4
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
-_HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
+HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
 
 
 @dataclass(frozen=True)
@@ -244,13 +244,13 @@ class Lake:
             try:
                 data = json.loads(self.storage.read(key))
             except FileNotFoundError as error:
-                raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
+                raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=HEAL) from error
             except StorageError as error:
                 raise make_storage_error(error, f"read '{path}'") from error
             except UNREADABLE as error:
-                raise IntegrityError(f"schema '{path}' is damaged: {reason(error)}", hint=_HEAL) from error
+                raise IntegrityError(f"schema '{path}' is damaged: {reason(error)}", hint=HEAL) from error
             if digest(data) != schema_id:
-                raise IntegrityError(f"schema '{path}' does not match its name", hint=_HEAL)
+                raise IntegrityError(f"schema '{path}' does not match its name", hint=HEAL)
             try:
                 schema = Schema.from_json(data)
                 known = schema.id == schema_id
@@ -291,7 +291,9 @@ class Lake:
                 )
             held = min(self.list_spaces(), key=lambda spaces: len(describe_difference(spaces, schema.spaces)))
             hint = "choose another lake, or the environment that filled this one"
-            if to_write and (added := describe_added(held, schema.spaces)):
+            # Of the originals that lack most, which must be given all columns at once.
+            least = min(self.list_spaces(), key=lambda spaces: len(spaces.observation))
+            if to_write and (added := describe_added(least, schema.spaces)):
                 hint = f"choose another lake; or add to what it has: amago relabel --from-lake {self.name} {added}"
             raise InputMissing(
                 f"lake '{self.name}' holds steps of other spaces: "

@@ -176,10 +176,10 @@ class Collector:
     def __init__(self, plan: CollectionPlan, *, begin: Begin | None = None, listener: Listener = silent) -> None:
         self._plan, self._begin, self._unfinished = plan, begin, 0
         self._played_against = Opponents(groups=())
-        existing = None if plan.replace or plan.before is not None else Lake.find(plan.place)
+        existing, self.before = None if plan.replace else Lake.find(plan.place), plan.before or 0
         # Counting may take a query of the lake's index, so several collectors are given what their driver has counted.
-        counted = count_stored_steps(existing, plan.name) if existing else 0
-        self.before = counted if plan.before is None else plan.before
+        if plan.before is None and existing is not None:
+            self.before = count_stored_steps(existing, plan.name)
         seeds = plan.draw_seeds(self.before)
         self.policy_seed, self.workers = seeds.policy, plan.count_workers()
         self.env = plan.make_env(seed=seeds.env, workers=self.workers, listener=listener)

@@ -230,7 +230,7 @@ class FinalLabels:
             except ValueError:  # a record or a name that is not ours
                 return None
             if actors != set(range(len(actors))):  # a foreign lake has no more learners than it has histories
-                raise StageFailed(
+                raise InputMissing(
                     f"label:final: lake '{lake.name}' lacks histories of '{collector}'",
                     hint="label them in the lake that they were collected in",
                 )

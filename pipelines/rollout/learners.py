@@ -13,7 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from pipelines.config.settings import LearnerSettings
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.lake.log import read_log
 from pipelines.lake.reading import Reader, join_pieces
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, Space, Spaces
@@ -25,7 +26,7 @@ PREFIX = "learner:"
 _MOST_NUMBERS = 64  # in an observation
 _MOST_BYTES = 1 << 30  # of all tables
 _FIRST_STATES = 64
-_FEW_VISITS = 10  # of an observation by each learner: with as many, five actions were tried twice
+_FEW_VISITS = 3  # of an observation by each learner: with fewer, most of its actions were never tried
 _LEAST_UPDATES = 1_000  # of each learner, before it is said that its observations do not recur
 _STREAM, _TIES = 5, 8  # streams separate from other policies with the same seed
 
@@ -171,7 +172,7 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     episode in its history (num_actors,) int64.
 
     A learner keeps nothing of its own on a disk: the lake holds all that it learned from. Only steps that a crash kept
-    from being stored are not learned again. StageFailed if episodes have expired since.
+    from being stored are not learned again. InputMissing if episodes of a learner have expired since.
     """
     from pipelines.lake.sql.catalog import query  # imports duckdb, which starts threads: see `ForkServer`
 
@@ -183,15 +184,19 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
     rounds: dict[int, list[tuple[int, str, int]]] = {}
     for history, index, uid, first_step in query(lake, text)[1]:
         rounds.setdefault(index, []).append((find_actor(history, collector), uid, first_step))
+    gone = InputMissing(
+        f"episodes that '{collector}' learned from have gone from lake '{lake.name}'",
+        hint="collect histories anew, into another run (--run NAME); a lake must not expire episodes of learners",
+    )
+    # The last episodes leave no gap.
+    if isinstance(policy, HistoryLearner) and read_log(lake.storage).steps.get(collector, 0):
+        raise gone
     reader = Reader(lake)
     for index, pieces in sorted(rounds.items()):
         actors, first = np.unique([actor for actor, *_ in pieces], return_index=True)
         if isinstance(policy, HistoryLearner):
             if (following[actors] < index).any() or any(pieces[place][2] for place in first.tolist()):
-                raise StageFailed(
-                    f"episodes that '{collector}' learned from have gone from lake '{lake.name}'",
-                    hint="collect into another run, without a limit on the lake's size",
-                )
+                raise gone
             _learn_again(policy, reader, pieces)
         following[actors] = index + 1
     return following

@@ -19,6 +19,7 @@ from pipelines.events import Listener, silent
 from pipelines.lake.lineage import find_lake, read_drawn
 from pipelines.lake.storage import is_remote
 from pipelines.rollout.environment import find_env_model
+from pipelines.rollout.learners import is_learner
 from pipelines.stages.make_recipe import choose_by_hand
 from pipelines.stages.result import Result
 from pipelines.trust import everything
@@ -295,8 +296,11 @@ def label_source(source: str) -> str:
 
 
 def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the last policy from a run's configuration: each call gives its own."""
-    table = {key: value for key, value in document.get("collect", {}).items() if key not in _OF_ONE_CALL}
+    """Drop the last policy from a run's configuration: each call gives its own. A learner goes on."""
+    collect = document.get("collect", {})
+    table = {key: value for key, value in collect.items() if key not in _OF_ONE_CALL}
+    if is_learner(str(collect.get("policy", ""))):
+        table["policy"] = collect["policy"]
     return {**document, "collect": table}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -30,8 +31,8 @@ class WindowDataset(IterableDataset[dict[str, Tensor]]):
     `settings` are those of `[train]` about drawing (docs/settings.md): `weighting`, `placement`, `half_life`,
     `burn_in`, `context` and `history_*`, `relabel`, `verify`. Batch number k depends on `seed`, k and the lakes alone:
     with N workers of a DataLoader, which draw every N-th batch each, the batches are those of one process, unless the
-    lakes change. InputMissing where a lake is missing or has nothing to draw from, UsageError for wrong SQL or another
-    setting, pydantic's ValidationError for a wrong value.
+    lakes change. InputMissing where a lake is missing or has nothing to draw from, UsageError for wrong SQL, another
+    setting or a wrong value.
 
     A batch is a dictionary of tensors: every column of the lake (B, length + 1, ...), `mask` (B, length), true where a
     step counts, `start` (B,), the time of a window's first row in its episode, and `lengths` (B,), its valid rows. Row
@@ -62,7 +63,14 @@ class WindowDataset(IterableDataset[dict[str, Tensor]]):
             raise UsageError(f"WindowDataset does not take '{others[0]}'", hint=f"of [train] it takes: {taken}")
         self._places, self._batch_size, self._seed, self._refresh = places, batch_size, seed, refresh
         chosen = {"context_length": length, "batch_size": batch_size, "where": where, "weight": weight}
-        self._train = TrainSettings.model_validate(chosen | settings)
+        if seed < 0:
+            raise UsageError(f"WindowDataset: seed is {seed}", hint="it must be 0 or more")
+        try:
+            self._train = TrainSettings.model_validate(chosen | settings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = {"context_length": "length"}.get(str(first["loc"][0]), str(first["loc"][0])) if first["loc"] else ""
+            raise UsageError(f"WindowDataset: {name or 'its settings'}: {first['msg']}") from error
         for place in places:
             Lake(place)  # refused here, not in a worker
 

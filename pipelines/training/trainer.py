@@ -23,7 +23,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
 from pipelines.data.prefetch import Prefetch
-from pipelines.errors import InputMissing, Interrupted
+from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.lake.lineage import read_drawn
 from pipelines.lake.spaces import Spaces
@@ -111,7 +111,16 @@ class Trainer:
         found = load_trained(init.source, spaces=self.learner.spaces, settings=observed)
         with found.checkpoint.understood():
             theirs = Spaces.from_json(found.checkpoint.record["spaces"])
-        done = self.learner.begin_with(found.checkpoint.acting, init)
+        try:
+            done = self.learner.begin_with(found.checkpoint.acting, init)
+        except UsageError as error:
+            if theirs == self.learner.spaces:
+                raise
+            differs = "; ".join(describe_difference(theirs, self.learner.spaces, ("the source's", "trained on here")))
+            raise InputMissing(
+                f"init.source: {found.checkpoint.label} was trained for other spaces: {differs}",
+                hint="choose init.parts that do not depend on them, or take what fits: init.strict=false",
+            ) from error
         taken = f"{done.taken:,} of {done.total:,} numbers taken from {found.checkpoint.label}"
         listener(Notice(stage="train", text=f"warm start: {taken}"))
         for text in done.kept:

@@ -46,6 +46,24 @@ def test_it_plays_as_an_environment_with_attempts_of_its_own(workers: int) -> No
                     np.testing.assert_array_equal(getattr(found, field), getattr(expected, field), err_msg=field)
 
 
+@pytest.mark.system
+def test_chance_is_another_one_in_each_attempt() -> None:
+    found = []
+    for workers in (0, 2):
+        with repeated(3, name="bandit", workers=workers, arms=2, steps=40) as env:
+            for _ in range(2):
+                env.reset()
+                tasks = env.tasks(np.arange(6))
+                found.append(np.stack([env.step(np.zeros(6, dtype=np.int32)).reward for _ in range(120)]))
+                assert env.tasks(np.arange(6)) == tasks
+    np.testing.assert_array_equal(found[:2], found[2:])  # workers change nothing
+    attempts = [attempt for episode in found[:2] for attempt in np.split(episode, 3)]
+    assert len({attempt.tobytes() for attempt in attempts}) == 6
+    with repeated(1, name="bandit", arms=2, steps=40) as env:  # the first attempt is the episode itself
+        env.reset()
+        np.testing.assert_array_equal(attempts[0], [env.step(np.zeros(6, dtype=np.int32)).reward for _ in range(40)])
+
+
 def play(env: Env, episodes: int) -> list[tuple[str, list[int], float]]:
     """Task, lengths of the attempts and return of each episode of actor 0, by a fixed plan of actions."""
     env.reset()

@@ -12,7 +12,7 @@ import torch
 
 from pipelines.config.settings import LearnerSettings, PPOSettings, Settings
 from pipelines.envs.make import make
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
@@ -329,11 +329,28 @@ def test_networks_of_an_actor_do_not_depend_on_how_many_there_are(action: Discre
     assert not np.array_equal(few.choose_best(0, seen), few.choose_best(1, seen))
 
 
-def test_a_learner_whose_episodes_have_gone_is_not_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["history_index = 1", "history_index = 3", "true"], ids=["middle", "last", "all"])
+def test_a_learner_whose_episodes_have_gone_is_not_resumed(tmp_path: Path, where: str) -> None:
     collect.run(rooms(120), run=tmp_path / "run")
-    expire(Lake(tmp_path / "run/lake"), RetentionLimits(where="history_index = 1"))
-    with pytest.raises(StageFailed, match="have gone from lake"):
+    expire(Lake(tmp_path / "run/lake"), RetentionLimits(where=where))
+    with pytest.raises(InputMissing, match="have gone from lake"):
         collect.run(rooms(240), run=tmp_path / "run")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("policy", ["learner:q-learning", "random"])
+def test_several_collectors_go_on_with_their_histories(tmp_path: Path, policy: str) -> None:
+    for steps in (240, 480):
+        collect.run(rooms(steps, policy=policy, collectors=2), run=tmp_path / "run")
+    text = "select list(history_index order by history_index), max(policy_version) from trajectories group by history"
+    found = query(Lake(tmp_path / "run/lake"), text)[1]
+    assert len(found) == 12
+    assert all(order == [*range(8)] for order, _ in found)
+    assert policy == "random" or {version for _, version in found} == {40}
+    if policy != "random":
+        expire(Lake(tmp_path / "run/lake"), RetentionLimits(where="history_index = 7"))
+        with pytest.raises(InputMissing, match="have gone from lake"):
+            collect.run(rooms(600, policy=policy, collectors=2), run=tmp_path / "run")
 
 
 @pytest.mark.parametrize(

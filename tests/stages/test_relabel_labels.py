@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.config.settings import LearnerSettings, Settings
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
@@ -262,10 +262,10 @@ def test_final_labels_need_all_histories(tmp_path: Path) -> None:
     place = tmp_path / "lake"
     collect.run(tiny(env=ROOM, collect={**HISTORIES, "policy": "learner:q-learning"}), lake=place)
     expire(Lake(place), RetentionLimits(where="history like '%/0/%'"))
-    with pytest.raises(StageFailed, match="lacks histories of"):
+    with pytest.raises(InputMissing, match="lacks histories of"):
         label(place, "final")
     expire(Lake(place), RetentionLimits(where="history_index = 0"))
-    with pytest.raises(StageFailed, match=r"lacks histories of|have gone from lake"):
+    with pytest.raises(InputMissing, match=r"lacks histories of|have gone from lake"):
         label(place, "final")
 
 

@@ -7,7 +7,6 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.utils.data import DataLoader
 
 from pipelines import Lake, WindowDataset, collect
@@ -77,8 +76,9 @@ def test_nothing_to_draw_from_is_refused(lake):
     ("options", "error"),
     [
         ({"where": "lenght > 1"}, UsageError),
-        ({"length": 0}, ValidationError),
-        ({"half_life": -1}, ValidationError),
+        ({"length": 0}, UsageError),
+        ({"half_life": -1}, UsageError),
+        ({"seed": -1}, UsageError),
         ({"halflife": 3}, UsageError),
         ({"learning_rate": 0.1}, UsageError),
         ({"per_alpha": 0.5}, UsageError),

@@ -263,7 +263,7 @@ class Alchemy(NativeEnv):
         last = self.trial >= s.trials
         renewed = np.flatnonzero(over & ~last)
         if len(renewed):
-            self._restock(renewed, self.episodes.current[renewed])
+            self._restock(renewed, self.episodes.chance[renewed])
         return StepResult(
             observation=self._observe(),
             reward=reward,

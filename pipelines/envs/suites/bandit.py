@@ -74,7 +74,7 @@ class Bandit(NativeEnv):
         self.time += 1
         self._latest[:] = actions
         self.pulls[self._row, actions] += 1
-        mean, episode = self.means[self._row, actions] / _PARTS, self.episodes.current
+        mean, episode = self.means[self._row, actions] / _PARTS, self.episodes.chance
         chance = self.draws.uniform(episode, REWARD, self.time)
         if s.rewards == "bernoulli":
             reward = chance < mean

@@ -162,7 +162,7 @@ class FrozenLake(NativeEnv):
         """The cell the agent believes to be in: in hard mode, sometimes a neighbour of the true one."""
         if not self.settings.hard:
             return self.cell
-        size, episode = self.settings.size, self.episodes.current
+        size, episode = self.settings.size, self.episodes.chance
         chance, down, right = self.draws.uniform(episode, _SEEING, self.time)
         row, column = np.divmod(self.cell, size)
         row = np.clip(row + (down * 3).astype(np.int64) - 1, 0, size - 1)
@@ -174,7 +174,7 @@ class FrozenLake(NativeEnv):
         self.time += 1
         self.clock += 1
         if s.slip or s.hard:
-            slips, melts = self.draws.uniform(self.episodes.current, _MOVING, self.time)
+            slips, melts = self.draws.uniform(self.episodes.chance, _MOVING, self.time)
             actions = np.where(slips < s.slip, 0, actions)
         if s.hard:
             actions = np.where(self.swapped, _SWAPPED[actions], actions)

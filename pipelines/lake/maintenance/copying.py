@@ -122,6 +122,7 @@ class _CopyJob:
         """Make one pass over the source; returns whether nothing was missed. `first`: count what is present already."""
         self._missed, self._first = False, first
         self._reader.refresh()
+        self.done.damaged += [id for id in self._reader.live.log.list_quarantined() if id not in self.done.damaged]
         files: dict[str, list[Segment]] = {}
         for segment in self._reader.live.segments:
             if len(segment.uids):

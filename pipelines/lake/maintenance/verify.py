@@ -58,12 +58,14 @@ _AHEAD = 16  # segments fetched at once
 
 @dataclass(frozen=True, kw_only=True)
 class _CorruptSegment:
-    """A damaged segment: its id, the reason, and its uids (`damaged`: those whose own bytes are wrong, where known)."""
+    """A damaged segment: its id, the reason, and its uids (`damaged`: those whose own bytes are wrong, where known).
+    `schema`: why its schema cannot be read, which is then all that is known to be damaged."""
 
     segment: str
     reason: str
     trajectories: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    schema: str = ""
 
     def __str__(self) -> str:
         return self.segment
@@ -209,8 +211,11 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
                 storage.forget(key)
             storage.prefetch(keys)
         with contextlib.suppress(FileNotFoundError):  # it expired meanwhile
-            uids, damage = _check(lake, id)
-            if damage is not None:
+            uids, damage = _check(lake, id, log)
+            if damage is not None and damage.schema:  # once that is there again, its trajectories are, too
+                corrupt.append(damage)
+                listener(Notice(text=damage.reason, level="warning"))
+            elif damage is not None:
                 corrupt.append(damage)
                 text = f"{damage.reason}; it is quarantined with its {len(damage.trajectories)} trajectories"
                 try:
@@ -219,7 +224,8 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
                             quarantine.remember(id)
                     if id not in log.quarantined:
                         with lease(lake):
-                            about = {name: value for name, value in asdict(damage).items() if name != "segment"}
+                            own = ("segment", "schema")
+                            about = {name: value for name, value in asdict(damage).items() if name not in own}
                             quarantine.enter(id, about)
                 except (AmagoError, ValueError) as error:  # ValueError: a foreign name that no entry can hold
                     text = f"{damage.reason}; it cannot be quarantined: {error}"
@@ -278,8 +284,9 @@ def _find_missing(lake: Lake, known: Mapping[str, int], log: LakeLog) -> dict[st
     }
 
 
-def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
-    """Read a segment completely; return its uids ("S16") and the damage, if anything differs from its footer.
+def _check(lake: Lake, id: str, log: LakeLog) -> tuple[np.ndarray, _CorruptSegment | None]:
+    """Read a segment completely; return its uids ("S16") and the damage, if anything differs from its footer. Where it
+    cannot be read, the index knows its uids, until it is quarantined, and then the log.
     InputMissing for a newer format, FileNotFoundError.
     """
     uids = np.zeros(0, "S16")
@@ -287,8 +294,12 @@ def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
         footer = read_footer(lake.storage, id)
         uids = footer.uids()
         file = _open(lake, id, footer)
+    except _SchemaLost as error:
+        known = tuple(hex_uids(uids))
+        return uids, _CorruptSegment(segment=id, reason=str(error), trajectories=known, schema=error.reason)
     except IntegrityError as error:
-        known = tuple(hex_uids(uids)) or tuple(catalog.SqlIndex(lake).recall_uids(id))
+        recorded = log.quarantined.get(id, {}).get("trajectories", ())
+        known = tuple(hex_uids(uids)) or tuple(catalog.SqlIndex(lake).recall_uids(id)) or tuple(recorded)
         return uids, _CorruptSegment(segment=id, reason=str(error), trajectories=known)
     wrong = file.list_damaged_columns()
     if not wrong:
@@ -298,6 +309,14 @@ def _check(lake: Lake, id: str) -> tuple[np.ndarray, _CorruptSegment | None]:
     return uids, _CorruptSegment(segment=id, reason=reason, trajectories=tuple(hex_uids(uids)), damaged=damaged)
 
 
+class _SchemaLost(IntegrityError):
+    """A segment cannot be checked since its schema cannot be read, for this `reason`."""
+
+    def __init__(self, path: str, error: AmagoError) -> None:
+        super().__init__(f"segment '{path}' cannot be read: {error.message}", hint=error.hint)
+        self.reason = error.message
+
+
 def _open(lake: Lake, id: str, footer: Footer) -> SegmentFile:
     """Open a segment; IntegrityError unless its schema is there and its trajectories cover it."""
     try:
@@ -305,7 +324,9 @@ def _open(lake: Lake, id: str, footer: Footer) -> SegmentFile:
     except InputMissing as error:
         if lake.storage.exists(f"schemas/{footer.header['schema']}.json"):  # of a newer version, not damaged
             raise
-        raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
+        raise _SchemaLost(footer.path, error) from error
+    except IntegrityError as error:
+        raise _SchemaLost(footer.path, error) from error
     file = open_segment(lake.storage, id, columns)
     file.require_cover()
     return file
@@ -335,8 +356,12 @@ class RepairResult:
 
 def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> RepairResult:
     """Repair the damage that `report` lists. Locked while another process maintains the lake; StageFailed if the
-    storage fails.
+    storage fails; IntegrityError if a schema is damaged or missing, which says nothing of its segments: they stay.
     """
+    from pipelines.lake.store import HEAL
+
+    if unread := next((found.schema for found in report.corrupt if found.schema), ""):
+        raise IntegrityError(f"{unread}; its segments are left as they are", hint=HEAL)
     if not (report.corrupt or report.log):
         return RepairResult(segments={})
     made: dict[str, str | None] = {}

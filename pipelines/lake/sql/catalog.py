@@ -452,7 +452,10 @@ class _IndexUpdate:
         self._forget(known.keys() - kept)
         self._mark(altered)
         new = [id for id in ids if id not in kept]
-        hidden = [{"segment": id, "state": _HIDDEN, "problem": ""} for id in new if states[id] == _HIDDEN]
+        damaged = log.list_quarantined()
+        hidden = [
+            {"segment": id, "state": _HIDDEN, "problem": damaged.get(id, "")} for id in new if states[id] == _HIDDEN
+        ]
         self._insert("bookkeeping.files", hidden)
         connection.commit()
         self._add([id for id in new if states[id] != _HIDDEN], states)

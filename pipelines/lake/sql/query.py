@@ -149,6 +149,12 @@ _ONLY_OF_DUCKDB = frozenset(
 _VECTOR_ROWS = 2048  # DuckDB holds as many at a time: a batch of them needs little more memory, however wide they are
 
 
+def require_distinct(names: Sequence[str]) -> None:
+    """Raise UsageError if two columns of an answer have one name."""
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise UsageError(f"SQL: two columns are called '{twice}'", hint="rename one: AS another_name")
+
+
 def answer_in_batches(
     connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listener, text: str
 ) -> Iterator[pa.Schema | pa.RecordBatch]:
@@ -158,11 +164,9 @@ def answer_in_batches(
     for a sum beyond 64 bits, and for two columns of one name.
     """
     result = _execute(connection, lake, text, listener)
-    sums, names = [], set[str]()
+    require_distinct([name for name, *_ in result.description or ()])
+    sums = []
     for name, kind, *_ in result.description or ():
-        if name in names:
-            raise UsageError(f"SQL: two columns are called '{name}'", hint="rename one: AS another_name")
-        names.add(name)
         sums += [name] if kind.id == "hugeint" else []
         if kind.id != "hugeint" and _find_types(kind) & _ONLY_OF_DUCKDB:
             raise UsageError(

@@ -45,6 +45,9 @@ _ENVIRONMENT = {
 }
 
 
+_MOST_MEGABYTES = 1 << 30  # a petabyte: the system takes no number of bytes beyond 2^63
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryLimits:
     """The limits of a user's SQL: `seconds` of time, `megabytes` of memory, half of it for DuckDB's tables and half for
@@ -57,8 +60,8 @@ class QueryLimits:
     """Whether the user can give it more, by --timeout and --memory."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.seconds < float("inf") and self.megabytes >= 64):
-            raise UsageError("SQL: its limits are a time above 0 s and a memory of 64 MB or more")
+        if not (0 < self.seconds < float("inf") and 64 <= self.megabytes <= _MOST_MEGABYTES):
+            raise UsageError(f"SQL: its limits are a time above 0 s and a memory of 64 to {_MOST_MEGABYTES:,} MB")
 
     def out_of_time(self) -> LimitReached:
         more = ", or raise it with --timeout" if self.adjustable else ""

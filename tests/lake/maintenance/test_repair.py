@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import Locked
+from pipelines.errors import IntegrityError, Locked
 from pipelines.lake.folders import list_all
 from pipelines.lake.log import lease, read_log
 from pipelines.lake.maintenance import verify as repairing
 from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.verify import RepairResult, repair, verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -219,3 +220,52 @@ def test_in_an_object_store(bucket: str) -> None:
     assert done.lost == (second,)
     assert_sound(lake, written, [first, third])
     assert lake.storage.read(f"quarantine/{id.rpartition('/')[2]}.arrow") == bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+def test_segments_whose_schema_is_lost_stay_where_they_are(lake: Lake, damage: str) -> None:
+    written = fill(lake, [5, 6], seal_every=1)
+    (path,) = (lake.path / "schemas").iterdir()
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"{")
+    damaged = Lake(lake.path)
+    report = verify(damaged)
+    assert len(report.corrupt) == 2
+    with pytest.raises(IntegrityError, match="its segments are left as they are; restore it from a copy"):
+        repair(damaged, report)
+    assert len(segment_files(lake)) == 2
+    path.write_bytes(content)
+    assert_sound(Lake(lake.path), written, list(written))
+
+
+def test_what_is_lost_is_listed_whatever_was_asked_meanwhile(lake: Lake) -> None:
+    written = fill(lake, [5, 6], seal_every=2)
+    catalog.refresh(lake)
+    (path,) = segment_files(lake)
+    path.write_bytes(path.read_bytes()[:500])
+    verify(lake)
+    catalog.refresh(lake)  # which forgets the segment
+    assert sorted(mended(lake).lost) == sorted(written)
+
+
+def test_readers_are_told_of_a_damaged_segment_until_it_is_repaired(lake: Lake, tmp_path: Path) -> None:
+    written = fill(lake, [5, 6, 7, 8], seal_every=2)
+    second = list(written)[1]
+    flip(segment_files(lake)[0], written[second]["obs.state"])
+    verify(lake)
+    for read in (lambda tell: Reader(lake, listener=tell).refresh(), lambda tell: catalog.refresh(lake, listener=tell)):
+        told: list = []
+        read(told.append)
+        (notice,) = [event.text for event in told if "--repair recovers its intact" in getattr(event, "text", "")]
+        assert list_all(lake.storage)[0] in notice
+    copied = copy(lake, Lake.create(tmp_path / "copy"))
+    assert (copied.trajectories, copied.damaged) == (2, [list_all(lake.storage)[0]])
+    mended(lake)
+    told = []
+    Reader(lake, listener=told.append).refresh()
+    catalog.refresh(lake, listener=told.append)
+    assert not [event for event in told if "--repair" in getattr(event, "text", "")]
+    assert copy(lake, Lake(tmp_path / "copy")).damaged == []

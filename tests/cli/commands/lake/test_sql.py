@@ -25,6 +25,24 @@ def test_rows_as_a_list_of_objects(amago: Amago, small: Path) -> None:
     assert row.keys() == {"policy_version", "r"}
 
 
+def test_columns_of_one_name_are_refused_where_rows_are_objects(amago: Amago, small: Path) -> None:
+    failed = amago("lake", "sql", small, "select 1 as a, 2 as a", "--output", "json")
+    assert failed.code == 2
+    assert "two columns are called 'a'" in failed.err
+    assert amago("lake", "sql", small, "select 1 as a, 2 as a").out.split()[-2:] == ["1", "2"]
+
+
+def test_bytes_are_hexadecimal(amago: Amago, small: Path) -> None:
+    (row,) = amago("lake", "sql", small, "select 'a\\x00b'::blob as b", "--output", "json").json
+    assert row == {"b": "610062"}
+
+
+def test_a_memory_beyond_all_machines_is_refused(amago: Amago, small: Path) -> None:
+    failed = amago("lake", "sql", small, "select 1", "--memory", "10000000000000")
+    assert failed.code == 2
+    assert "a memory of 64 to" in failed.err
+
+
 def test_the_index_may_be_deleted(amago: Amago, small: Path) -> None:
     before = amago("lake", "sql", small, BY_VERSION, "--output", "json").json
     for index in small.rglob("index.duckdb*"):
