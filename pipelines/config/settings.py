@@ -83,6 +83,9 @@ class PPOSettings(SettingsModel):
     """Widths of the layers of the policy and the value network."""
 
 
+LEARNER = "learner:"  # with this begin names of policies that learn while they collect
+
+
 class LearnerSettings(SettingsModel):
     """`[collect.learner]`: a learner of each actor's own, which starts from nothing and learns while it collects."""
 

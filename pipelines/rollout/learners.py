@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from pipelines.config.settings import LearnerSettings
+from pipelines.config.settings import LEARNER, LearnerSettings
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.log import read_log
 from pipelines.lake.reading import Reader, join_pieces
@@ -22,7 +22,6 @@ from pipelines.lake.store import Lake
 from pipelines.nearest import did_you_mean
 from pipelines.rollout.policies import Policy
 
-PREFIX = "learner:"
 _MOST_NUMBERS = 64  # in an observation
 _MOST_BYTES = 1 << 30  # of all tables
 _FIRST_STATES = 64
@@ -70,13 +69,13 @@ class QLearning:
     def __init__(self, spaces: Spaces, settings: LearnerSettings, *, num_actors: int, seed: int, acting: int) -> None:
         if not isinstance(spaces.action, Discrete):
             raise UsageError(
-                f"{PREFIX}q-learning needs discrete actions, not {_describe(spaces.action)}",
+                f"{LEARNER}q-learning needs discrete actions, not {_describe(spaces.action)}",
                 hint="choose another environment, or another --policy",
             )
         for name, space in spaces.observation.items():
             if math.prod(space.shape) > _MOST_NUMBERS:
                 raise UsageError(
-                    f"{PREFIX}q-learning needs observations of at most {_MOST_NUMBERS} numbers; '{name}' is "
+                    f"{LEARNER}q-learning needs observations of at most {_MOST_NUMBERS} numbers; '{name}' is "
                     f"{_describe(space)}",
                     hint="choose an environment with smaller observations",
                 )
@@ -138,7 +137,7 @@ class QLearning:
         if updates < _LEAST_UPDATES or updates >= _FEW_VISITS * states:
             return ""
         return (
-            f"{PREFIX}q-learning has met {states:,} different observations in {updates:,.0f} steps of each actor: too "
+            f"{LEARNER}q-learning has met {states:,} different observations in {updates:,.0f} steps of each actor: too "
             "many for a table to learn much of each; leave out of the observation what does not recur, such as a clock"
         )
 
@@ -158,7 +157,7 @@ class QLearning:
         states = 2 * len(self._states)
         if num_actors * states * num_actions * self._values.itemsize > _MOST_BYTES:
             raise StageFailed(
-                f"the tables of {PREFIX}q-learning have outgrown {_MOST_BYTES >> 20:,} MiB: "
+                f"the tables of {LEARNER}q-learning have outgrown {_MOST_BYTES >> 20:,} MiB: "
                 f"{len(self._states):,} observations",
                 hint="choose an environment whose observations recur, or fewer actors",
             )
@@ -186,7 +185,7 @@ def replay_histories(lake: Lake, collector: str, policy: Policy, num_actors: int
         rounds.setdefault(index, []).append((find_actor(history, collector), uid, first_step))
     gone = InputMissing(
         f"episodes that '{collector}' learned from have gone from lake '{lake.name}'",
-        hint="collect histories anew, into another run (--run NAME); a lake must not expire episodes of learners",
+        hint="collect histories again, into another run (--run NAME); a lake must not expire episodes of learners",
     )
     # The last episodes leave no gap.
     if isinstance(policy, HistoryLearner) and read_log(lake.storage).steps.get(collector, 0):
@@ -231,7 +230,7 @@ def _learn_again(learner: HistoryLearner, reader: Reader, pieces: Sequence[tuple
 
 def is_learner(policy: str) -> bool:
     """Check whether the name of a policy is that of a learner."""
-    return policy.startswith(PREFIX)
+    return policy.startswith(LEARNER)
 
 
 def make_learner(
@@ -240,9 +239,9 @@ def make_learner(
     """Make a learner for each actor. What they are at first, and the order in which they learn, follow from `seed`; the
     actions that they draw from `acting` (None: `seed`, too). UsageError if there is none called `name`, or if it cannot
     learn in `spaces`."""
-    kind = name.removeprefix(PREFIX)
+    kind = name.removeprefix(LEARNER)
     if kind not in _LEARNERS:
-        known = [f"{PREFIX}{each}" for each in _LEARNERS]
+        known = [f"{LEARNER}{each}" for each in _LEARNERS]
         raise UsageError(
             f"unknown learner '{name}'", hint=did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
         )

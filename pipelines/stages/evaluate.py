@@ -392,7 +392,13 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
 
 
 def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -> None:
-    """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have."""
+    """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have, or
+    clear a memory between attempts that it does not have."""
+    if wanted.memory == "attempt" and spec.num_attempts == 1:
+        raise UsageError(
+            f"evaluate.memory = 'attempt' would change nothing: an episode of '{env.name}' is one attempt",
+            hint="play each several times: evaluate.attempts, --attempts K",
+        )
     examples = {"update": 0, **make_example(spec)}
     if (known := find_reference(env, wanted.reference)) is not None:
         examples |= add_normalized({"metrics": examples}, known)["metrics"]

@@ -13,13 +13,12 @@ from pipelines.config.load import fold, resolve
 from pipelines.config.places import AMAGO, find_bundle, is_run, locate_lake, parse_share
 from pipelines.config.policy_files import PolicySource
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings, SourceSettings, TrainSettings
+from pipelines.config.settings import LEARNER, Settings, SourceSettings, TrainSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.lineage import find_lake, read_drawn
 from pipelines.lake.storage import is_remote
 from pipelines.rollout.environment import find_env_model
-from pipelines.rollout.learners import is_learner
 from pipelines.stages.make_recipe import choose_by_hand
 from pipelines.stages.result import Result
 from pipelines.trust import everything
@@ -299,7 +298,7 @@ def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the last policy from a run's configuration: each call gives its own. A learner goes on."""
     collect = document.get("collect", {})
     table = {key: value for key, value in collect.items() if key not in _OF_ONE_CALL}
-    if is_learner(str(collect.get("policy", ""))):
+    if str(collect.get("policy", "")).startswith(LEARNER):
         table["policy"] = collect["policy"]
     return {**document, "collect": table}
 

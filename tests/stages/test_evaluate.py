@@ -47,6 +47,12 @@ def test_an_evaluation_that_clears_the_memory_is_another_one(run: Path) -> None:
     assert cleared.metrics["per_attempt"][0] == first.metrics["per_attempt"][0]
 
 
+def test_clearing_the_memory_between_attempts_needs_several(run: Path) -> None:
+    settings = tiny(evaluate={"memory": "attempt"})
+    with pytest.raises(UsageError, match="would change nothing: an episode of"):
+        evaluate.run(settings, run=run)
+
+
 def test_another_temperature_is_another_evaluation(run: Path) -> None:
     first = evaluate.run(tiny(), run=run)
     again = evaluate.run(tiny(evaluate={"temperature": 1}), run=run)
