@@ -27,9 +27,9 @@ def copy_rows(
     Addresses are not checked: one outside of mapped memory crashes the process. A few calls copy any number of ranges;
     slicing an array for each would cost a microsecond a range and column.
     """
-    if not count_N.any():
+    if not targets or not count_N.any():
         return
-    if row_N.min() < 0 or (row_N + count_N).max() > min(map(len, targets), default=0):
+    if row_N.min() < 0 or (row_N + count_N).max() > min(map(len, targets)):
         raise IndexError("rows lie outside a target")
     steps = [(size, start_N[at] + later, at, row_N[at] + later) for size, at, later in _cover(count_N)]
     lowest, highest, furthest = address_NC.min(0).tolist(), address_NC.max(0).tolist(), int((start_N + count_N).max())

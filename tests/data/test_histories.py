@@ -16,9 +16,10 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import HISTORY, Selection, View
 from pipelines.errors import InputMissing
 from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import raw_uids
-from tests.lake.factories import SCHEMA, derive
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive
 from tests.lake.histories import Written, fill_histories
 
 LENGTHS = {"c/0/left": [3, 5, 2, 4, 1, 6], "c/1/right": [4, 4, 2], "": [6]}
@@ -31,7 +32,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def make_sampler(lake: Lake, length: int, context: HistoryContext | None = None, **more: Any) -> WindowSampler:
     strategy = more.pop("strategy", Strategy())
-    view = View(lake, SCHEMA.id, extra=(*strategy.extra, *HISTORY), selection=more.pop("selection", None))
+    view = View(lake, lake.only_schema().id, extra=(*strategy.extra, *HISTORY), selection=more.pop("selection", None))
     view.refresh()
     return WindowSampler(view, length=length, strategy=strategy, history=context or HistoryContext(), **more)
 
@@ -54,19 +55,23 @@ def join_whole(written: Written, name: str, order: list[int] | None = None) -> d
         for row in whole[:-1]:
             row["truncated"] = 0
         for row in whole:
-            row |= {f"ended/{column}": row[column] for column in SCHEMA.spaces.observation}
+            row |= {f"ended/{column}": row[column] for column in row if column.startswith("obs")}
         if rows:
             first = whole.pop(0)
-            rows[-1] |= {column: first[column] for column in SCHEMA.spaces.observation}
+            rows[-1] |= {column: first[column] for column in first if column.startswith("obs")}
             rows[-1]["reset"], rows[-1]["truncated"] = 1, 0
         rows += whole
     return {column: np.stack([row[column] for row in rows]) for column in rows[0]}
 
 
 @pytest.mark.parametrize(("pieces", "packed"), [(0, False), (2, False), (0, True), (2, True)])
-@pytest.mark.parametrize("length", [1, 4, 7, 40])
-def test_windows_are_cuts_of_the_joined_history(lake: Lake, length: int, pieces: int, packed: bool) -> None:
-    written = fill_histories(lake, LENGTHS, pieces=pieces)
+@pytest.mark.parametrize(
+    ("length", "schema"), [(1, SCHEMA), (4, SCHEMA), (7, SCHEMA), (40, SCHEMA), (4, IMAGES), (7, MIXED)]
+)
+def test_windows_are_cuts_of_the_joined_history(
+    lake: Lake, length: int, schema: Schema, pieces: int, packed: bool
+) -> None:
+    written = fill_histories(lake, LENGTHS, schema=schema, pieces=pieces)
     if packed:
         compact(lake, grace_seconds=0.0)
     whole = {name: join_whole(written, name) for name in LENGTHS if name}
@@ -81,7 +86,7 @@ def test_windows_are_cuts_of_the_joined_history(lake: Lake, length: int, pieces:
         size = len(whole[name]["reward"]) - 1
         assert rows - 1 == min(length, size - at) or at == 0
         for column, values in window.items():
-            if column in SCHEMA.spaces.observation:
+            if column in schema.spaces.observation:
                 np.testing.assert_array_equal(values[:-1], whole[name][column][at : at + rows - 1])
                 np.testing.assert_array_equal(values[-1], whole[name][f"ended/{column}"][at + rows - 1])
                 continue
@@ -94,12 +99,12 @@ def test_windows_are_cuts_of_the_joined_history(lake: Lake, length: int, pieces:
 
 def find(window: dict[str, np.ndarray], whole: dict[str, dict[str, np.ndarray]]) -> list[tuple[str, int]]:
     """Find the places in joined histories whose observations are those of a window."""
-    rows = len(window["reward"])
+    rows, seen = len(window["reward"]), max(window, key=lambda column: column.startswith("obs") * window[column].nbytes)
     return [
         (name, at)
         for name, columns in whole.items()
         for at in range(len(columns["reward"]) - rows + 1)
-        if np.array_equal(window["obs.state"][:-1], columns["obs.state"][at : at + rows - 1])
+        if np.array_equal(window[seen][:-1], columns[seen][at : at + rows - 1])
     ]
 
 
