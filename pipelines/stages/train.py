@@ -18,7 +18,7 @@ from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, Notice, silent, wait_for
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.schema import LABEL, OPTIONAL
+from pipelines.lake.schema import LABEL, OPTIONAL, Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.describing import find_duplicates
@@ -114,7 +114,7 @@ def run(
                     recorded.enter_context(trainer.publishing(opened[0], listen))
             metrics = trainer.train(data, train.steps, listen)
         if is_main():
-            metrics |= _measure_returns(opened, where=train.where, listener=listener)
+            metrics |= _measure_returns(opened, schema, where=train.where, listener=listener)
         if ranks.count_joined() > 1:
             metrics["ranks"] = ranks.count_joined()
         ranks.leave()
@@ -129,22 +129,33 @@ def run(
     )
 
 
-def _measure_returns(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
-    """Average the returns of the finished original episodes of `lakes` that have a piece matching `where`, and count
-    them; empty if there are none, or if a store cannot be read."""
-    text = f"""select uids, "return" from episodes where complete and base_uid is null
-        and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'"""
-    found: list[float] = []
+def _measure_returns(
+    lakes: Sequence[Lake], schema: Schema, *, where: str, listener: Listener = silent
+) -> dict[str, float]:
+    """Average the returns of the finished original episodes of `lakes` that are trained on, themselves or in versions
+    with the columns of `schema`, as far as a piece matches `where`, and count them; empty if there are none, or if a
+    store cannot be read."""
+    total = count = 0.0
     try:
         for lake in lakes:
-            _, rows = query(lake, text, listener=listener)
+            own = lake.schema_of(schema.spaces, labels=schema.labelled).id
+            of_schema = f"select coalesce(base_uid, uid) from trajectories where schema = '{own}'"
+            text = f"""from episodes where complete and base_uid is null
+                and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'
+                {f"and uids[1] in ({of_schema})" if len(lake.schemas()) > 1 else ""}"""
             if where:
-                chosen = set(hex_uids(select(lake, where, listener=listener).uids))
-                rows = [row for row in rows if not chosen.isdisjoint(row[0])]
-            found += [total for _, total in rows]
+                chosen = set(hex_uids(select(lake, where, schema_id=own, listener=listener).uids))
+                bases = "select uid, base_uid from trajectories where base_uid is not null"
+                chosen |= {base for uid, base in query(lake, bases, listener=listener)[1] if uid in chosen}
+                _, rows = query(lake, f'select uids, "return" {text}', listener=listener)
+                found = [value for uids, value in rows if not chosen.isdisjoint(uids)]
+                total, count = total + math.fsum(found), count + len(found)
+            else:
+                ((value, number),) = query(lake, f'select sum("return"), count(*) {text}', listener=listener)[1]
+                total, count = total + (value or 0.0), count + number
     except StorageError:
         return {}
-    return {"data_return_mean": math.fsum(found) / len(found), "data_episodes": len(found)} if found else {}
+    return {"data_return_mean": total / count, "data_episodes": int(count)} if count else {}
 
 
 def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -> None:

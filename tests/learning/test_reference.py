@@ -80,7 +80,7 @@ def test_divergence_of_bits_is_that_of_independent_choices() -> None:
 @pytest.mark.parametrize("kind", ["actor-critic", "multi-task"])
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_loss_and_gradients_equal_the_literal_ones(kind: str, action: str) -> None:
-    owner = made(action, {"kind": kind, "reference_weight": 0.7})
+    owner = made(action, {"kind": kind, "reference": "runs/other", "reference_weight": 0.7})
     # Another network, which learned one of the three discounts: its acting policy stands for the others.
     other = made(action, {"gammas": [0.3, 0.9], "acting_gamma": 0.95, "actor": {"hidden": [5]}}, seed=5)
     owner.reference = ReferencePolicy(other, of=owner)
@@ -140,7 +140,7 @@ def test_action_masks_apply_to_the_reference_too() -> None:
 
 
 def test_a_reference_is_a_term_of_the_loss_but_not_of_the_state() -> None:
-    owner = made("discrete", {"reference_weight": 0.5})
+    owner = made("discrete", {"reference": "runs/other", "reference_weight": 0.5})
     data = batch(owner, **LENGTHS)
     held = copy.deepcopy(owner)
     held.reference = ReferencePolicy(made("discrete", {}, seed=5), of=held)

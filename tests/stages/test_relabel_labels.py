@@ -19,6 +19,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.rollout.learners import make_learner, replay_histories
 from pipelines.stages import collect, relabel, train
+from pipelines.stages.train import Source
 from tests.rollout.test_learners import learn_from
 from tests.stages.recipes import tiny
 
@@ -255,6 +256,20 @@ def test_final_labels_need_learners(tmp_path: Path, policy: str) -> None:
     collect.run(tiny(env=ROOM, collect={**HISTORIES, "policy": policy}), lake=tmp_path / "lake")
     with pytest.raises(InputMissing, match="not of a history whose learner is recorded"):
         label(tmp_path / "lake", "final")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("where", ["", '"return" < 2'])
+def test_the_summary_of_a_training_counts_what_has_labels(tmp_path: Path, where: str) -> None:
+    place = tmp_path / "lake"
+    collect.run(tiny(env=ROOM, collect={"steps": 400, "actors": 3, "chunk_steps": 6}), lake=place)
+    label(place, "expert", where="seed % 2 = 0")
+    metrics = train.run(imitating(steps=1, where=where), run=tmp_path / "run", lakes=[Source(place)]).metrics
+    of_episode = """select uids, "return" from episodes where complete and base_uid is null and seed % 2 = 0
+        and coalesce(map_extract(tags, 'unfinished')[1], '') != 'true'"""
+    found = [value for _, value in query(Lake(place), f"{of_episode} {where and 'and ' + where}")[1]]
+    assert 3 < len(found) == metrics["data_episodes"]
+    assert metrics["data_return_mean"] == pytest.approx(np.mean(found))
 
 
 @pytest.mark.system
