@@ -859,8 +859,8 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
     )
     if damaged:
         error = IntegrityError(
-            f"damaged segments: {', '.join(damaged)}; their intact trajectories are in '{into.name}'",
-            hint="see amago lake verify on the source",
+            f"damaged segments: {', '.join(damaged)}; what can be read of them is in '{into.name}'",
+            hint="see amago lake verify on the source, and --repair there",
         )
         error.result = result
         raise error
