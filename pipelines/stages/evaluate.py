@@ -394,7 +394,7 @@ def play(plan: EvaluationPlan, listener: Listener = silent) -> dict[str, Any]:
 def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -> None:
     """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have, or
     clear a memory between attempts that it does not have."""
-    if wanted.memory == "attempt" and spec.num_attempts == 1:
+    if wanted.memory == "attempt" and spec.num_attempts == wanted.attempts == 1:
         raise UsageError(
             f"evaluate.memory = 'attempt' would change nothing: an episode of '{env.name}' is one attempt",
             hint="play each several times: evaluate.attempts, --attempts K",

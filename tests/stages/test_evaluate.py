@@ -53,6 +53,15 @@ def test_clearing_the_memory_between_attempts_needs_several(run: Path) -> None:
         evaluate.run(settings, run=run)
 
 
+def test_a_chain_plays_with_and_without_memory_of_earlier_attempts(tmp_path: Path) -> None:
+    evaluations = [{"stage": "evaluate", "label": memory, "memory": memory} for memory in ("attempt", "episode")]
+    stages = [{"stage": "collect"}, {"stage": "train"}, *evaluations]
+    settings = tiny(epochs=1, stages=stages, evaluate={"episodes": 3, "attempts": 2})
+    chain.run(settings, run=tmp_path / "chain")
+    memories = [each.standard.memory for each in read_run(tmp_path / "chain").evaluations]
+    assert {*memories} == {"attempt", "episode"}
+
+
 def test_another_temperature_is_another_evaluation(run: Path) -> None:
     first = evaluate.run(tiny(), run=run)
     again = evaluate.run(tiny(evaluate={"temperature": 1}), run=run)
