@@ -22,6 +22,7 @@ from amago_cli.options import (
     RayOption,
     RunOption,
     Seed,
+    Sets,
     Size,
     Track,
     stage,
@@ -41,7 +42,12 @@ def run(
     env: Environment = None,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", metavar="M", help="Without a recipe: minutes of this machine to use [default: 5]."),
+        typer.Option(
+            "--minutes",
+            metavar="M",
+            help="Where settings are chosen: minutes of this machine to use [default: those of the recipe, or 5].",
+        ),
+        Sets("minutes"),
     ] = None,
     steps: Annotated[
         int | None,
@@ -49,7 +55,7 @@ def run(
             "--steps",
             metavar="N",
             parser=parse_count,
-            help="Without a recipe: environment steps to use, instead of minutes.",
+            help="Where settings are chosen: environment steps to use, instead of minutes.",
         ),
     ] = None,
     run: RunOption = None,
@@ -75,7 +81,8 @@ def run(
     `amago run --env ENV`: measures the environment first, then chooses stages, network, context, exploration and all
     that a recipe would say, so that the run takes --minutes M of this machine, or --steps N of the environment.
     --dry-run shows each choice and its reason; --set and --size override any. The choices are written into the run,
-    runs/ENV, which resumes and repeats as any other. A recipe without stages is completed in the same way.
+    runs/ENV, which resumes and repeats as any other. A recipe without stages is completed in the same way, for the
+    minutes that it names.
 
     Example: amago run quickstart
 
@@ -89,15 +96,15 @@ def run(
     from pipelines.stages.library import name_default_run
 
     if recipe is None:
-        return _without_recipe(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
+        return _plan(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
     run = run or name_default_run(f"{name}-{chosen}" if chosen else name)
     if "stages" not in request.document():
-        return _without_recipe(common, request, run, minutes, steps, fresh=fresh)
-    if minutes is not None or steps is not None:
-        option = "--steps" if minutes is None else "--minutes"
+        return _plan(common, request, run, minutes, steps, name=name, fresh=fresh)
+    if "minutes" in request.keys or steps is not None:
+        option = "--minutes" if "minutes" in request.keys else "--steps"
         hint = f"leave {option} out, or give --env ENV instead of the recipe"
         raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     common.concerns(run=run, lake=run / "lake")
@@ -121,8 +128,15 @@ def run(
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
 
 
-def _without_recipe(
-    common: Common, request: Request, run: Path | None, minutes: float | None, steps: int | None, *, fresh: bool
+def _plan(
+    common: Common,
+    request: Request,
+    run: Path | None,
+    minutes: float | None,
+    steps: int | None,
+    *,
+    name: str = "",
+    fresh: bool,
 ) -> Any:
     """Run by the plan that the run has stored, or else by a plan that is made now."""
     from amago_cli.configuration import tabulate_choices
@@ -136,17 +150,19 @@ def _without_recipe(
     from pipelines.stages.library import name_default_run
     from pipelines.stages.make_recipe import begin, make_budget
 
-    name, budget = request.environment(), make_budget(minutes, steps)
-    if not name:
+    make_budget(minutes, steps)  # an option that is no budget is named as an option
+    if not (env := request.environment()):
         hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
         raise UsageError("neither a recipe nor an environment is named", hint=hint)
-    run = run or name_default_run(name)
+    run = run or name_default_run(env)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
+    budget = make_budget(settings.minutes if steps is None else None, steps)
     if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
-        begun = begin(RunDirectory(run), budget, request.document(), request.settings, fresh=fresh, listener=listener)
+        directory, given, recipe = RunDirectory(run), request.document(), (name, request.file)
+        begun = begin(directory, budget, given, request.settings, recipe=recipe, fresh=fresh, listener=listener)
         if common.dry_run and not is_main():
             return Document(text="", status="skipped")
         if common.dry_run:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.config.changes import flatten, may_change
 from pipelines.config.host import is_main
+from pipelines.config.load import fold
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
@@ -46,16 +47,25 @@ class MadeRecipe:
         }
         return cls(document=choices.document(), choices=tuple(choices.rows), plan=plan)
 
-    def begin(self, given: Mapping[str, Any], settings: Settings) -> Begun:
-        """Make a new run of it, with these settings, of which the user gave `given`."""
-        return Begun(settings=settings, recipe=self.record(given), document=self.document, is_new=True)
+    def begin(
+        self, given: Mapping[str, Any], settings: Settings, recipe: tuple[str, Mapping[str, Any]] = ("", {})
+    ) -> Begun:
+        """Make a new run of it, with these settings, of which `recipe` or the user gave `given`."""
+        entry = self.record(given, recipe)
+        return Begun(settings=settings, recipe=entry, document=self.document, is_new=True)
 
-    def record(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the entry of run.json that stands in place of a recipe's name: the plan, and what the user gave instead
-        of a choice."""
-        own = flatten(given)
-        changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
-        return {"name": "", "profile": "", "changed": changed, "given": own, "plan": self.plan}
+    def record(self, given: Mapping[str, Any], recipe: tuple[str, Mapping[str, Any]] = ("", {})) -> dict[str, Any]:
+        """Make the entry of run.json about the recipe: its name, if it has one, the plan, and what the user gave in
+        place of the recipe's values or of a choice."""
+        name, document = recipe
+        own, profile = flatten(given), str(given.get("profile", ""))
+        there = flatten(fold(document, [(("profile",), profile)] if profile else []))
+        changed = {
+            key: [there.get(key), value]
+            for key, value in own.items()
+            if there.get(key) != value and key not in ("seed", "minutes", "profile") and not key.startswith("env.")
+        }
+        return {"name": name, "profile": profile, "changed": changed, "given": own, "plan": self.plan}
 
 
 def make_budget(minutes: float | None, steps: int | None) -> Budget:
@@ -222,23 +232,25 @@ def begin(
     given: Mapping[str, Any],
     resolve: Resolve,
     *,
+    recipe: tuple[str, Mapping[str, Any]] = ("", {}),
     fresh: bool = False,
     listener: Listener = silent,
 ) -> Begun:
     """Find the settings that the run at `directory` has begun with; for a new run, or with `fresh`, choose them.
 
-    `given` and `resolve` as for `make_recipe`. UsageError if the run has begun with others.
+    `given` and `resolve` as for `make_recipe`; `recipe`, name and document, is what the user named. UsageError if the
+    run has begun with other settings.
     """
-    recipe = None if fresh else read_recipe(directory, budget, given)
-    if recipe is not None:
+    stored = None if fresh else read_recipe(directory, budget, given)
+    if stored is not None:
         document = directory.load_document()
         settings = resolve(document)
         directory.refuse_changes("run", settings)
-        return Begun(settings=settings, recipe=recipe, document=document, is_new=False)
+        return Begun(settings=settings, recipe=stored, document=document, is_new=False)
     if not is_main():  # ranks take part in what the first of them has chosen
         return Begun(settings=resolve({}), recipe={}, document={}, is_new=False)
     made = make_recipe(resolve, given, budget, listener=listener)
-    return made.begin(given, resolve(made.document))
+    return made.begin(given, resolve(made.document), recipe)
 
 
 def read_budget(plan: Mapping[str, Any]) -> Budget:

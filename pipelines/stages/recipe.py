@@ -40,8 +40,8 @@ def run(
         directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE; runs/ENV). Repeating
             the call resumes it.
         env: environment, as `amago envs` lists it, or "gym:ID", "module:attr"; of a recipe, in place of its own.
-        minutes: without a recipe, the minutes of this machine to use (default: 5).
-        steps: without a recipe, the environment steps to use instead.
+        minutes: where settings are chosen, the minutes of this machine to use (default: the recipe's, or 5).
+        steps: where settings are chosen, the environment steps to use instead.
         profile: profile of the recipe, e.g. "smoke".
         settings: values by dotted key, e.g. {"train.steps": 100}; they override the profile, which overrides the
             recipe. Unlike the command, this chooses no network size for a recipe: without a GPU, give a "size".
@@ -77,11 +77,17 @@ def run(
         def settle(chosen: Mapping[str, Any]) -> Settings:
             return resolve(document, assignments, env_model=find_env_model, stored=chosen, source=name or "call")
 
-        budget, env_name = make_budget(minutes, steps), settle({}).env.name
+        make_budget(minutes, steps)
+        if minutes is not None:
+            assignments.append((["minutes"], minutes))
+            given = fold(document, assignments, source=name)
+        plain = settle({})
+        budget, env_name = make_budget(plain.minutes if steps is None else None, steps), plain.env.name
         if not env_name:
             raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
         place = RunDirectory(directory if directory is not None else name_default_run(env_name))
-        begun = begin(place, budget, given, settle, fresh=fresh, listener=listener)
+        recipe_given = (name if isinstance(recipe, str) else "", document)
+        begun = begin(place, budget, given, settle, recipe=recipe_given, fresh=fresh, listener=listener)
         from pipelines.stages import run as stage
 
         return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)

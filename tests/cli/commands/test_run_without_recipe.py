@@ -103,6 +103,28 @@ def test_a_recipe_without_stages_is_completed_and_named_by_its_file(amago: Amago
 
 
 @pytest.mark.system
+def test_a_recipe_names_its_budget(amago: Amago) -> None:
+    """What a run records of such a recipe: its name, its profile, and what the user changed in it."""
+    text = 'minutes = 90\n[env]\nname = "tmaze"\ncorridor = 3\n[collect]\nworkers = 0\n'
+    Path("mine.toml").write_text(text + "[profiles.short]\nminutes = 0.05\ntrain = { batch_size = 5 }\n")
+    words = ("run", "mine.toml", "--profile", "short", "--output", "json")
+    shown = amago(*words, "--minutes", 0.1, "--dry-run").json
+    assert (shown["budget"], shown["settings"]["minutes"]) == ({"minutes": 0.1}, 0.1)
+    done = amago(*words, "--set", "agent.n_step=2")
+    assert (done.code, done.json["run"]) == (0, "runs/mine-short"), done.err
+    recipe = stored("runs/mine-short")["recipe"]
+    assert recipe["plan"]["budget"] == {"minutes": 0.05}
+    assert (recipe["name"], recipe["profile"], recipe["changed"]) == ("mine", "short", {"agent.n_step": [None, 2]})
+    assert amago(*words, "--set", "agent.n_step=2").json["status"] == "skipped"
+    refused = amago(*words, "--set", "agent.n_step=2", "--minutes", 1)
+    assert (refused.code, "--minutes 0.05 -> --minutes 1" in refused.err) == (2, True)
+    again = amago("run", "runs/mine-short/config.toml", "--run", "again", "--dry-run", "--output", "json").json
+    assert again["settings"]["stages"] == tomllib.loads(Path("runs/mine-short/config.toml").read_text())["stages"]
+    called = run("mine.toml", "b", profile="short", settings={"agent.n_step": 2})
+    assert (called.status, stored("b")["recipe"]["changed"]) == ("done", recipe["changed"])
+
+
+@pytest.mark.system
 def test_fresh_measures_and_begins_again(planned: Amago) -> None:
     done = planned("run", "--env", "tmaze", "--steps", 200, "--set", "collect.workers=0", "--fresh", "--output", "json")
     assert (done.code, done.json["status"]) == (0, "done")
@@ -195,6 +217,10 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         ([], 2, "neither a recipe nor an environment is named"),
         (["quickstart", "--minutes", 5], 2, "--minutes: recipe 'quickstart' has its own length"),
         (["quickstart", "--steps", 5], 2, "--steps: recipe 'quickstart'"),
+        (["quickstart", "--set", "minutes=5"], 2, "--minutes: recipe 'quickstart' has its own length"),
+        (["--env", "tmaze", "--minutes", 5, "--steps", 5], 2, "exclude each other"),
+        (["--env", "tmaze", "--minutes", -5], 2, "--minutes -5 is not a budget"),
+        (["--env", "tmaze", "--set", "minutes=long"], 2, "minutes"),
         (["--env", "tmaze", "--set", "train.context_lenth=3"], 2, "did you mean 'train.context_length'"),
         (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
         (["--env", "sorter:Nothing"], 3, "Nothing"),
