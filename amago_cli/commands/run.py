@@ -150,7 +150,7 @@ def _plan(
     from pipelines.stages.library import name_default_run
     from pipelines.stages.make_recipe import begin, make_budget
 
-    make_budget(minutes, steps)  # an option that is no budget is named as an option
+    make_budget(minutes, steps)  # refuses both at once, and numbers that are not positive
     if not (env := request.environment()):
         hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
         raise UsageError("neither a recipe nor an environment is named", hint=hint)
