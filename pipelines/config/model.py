@@ -287,12 +287,13 @@ class ActorSettings(SettingsModel):
     residual: bool = False
     """`hidden` is the width of a residual stream, then the inner width of each residual block."""
     probability_floor: Probability = 1e-3
-    """Minimum probability of each choice, mixed into the policy (a tenth at most over all choices)."""
+    """Minimum probability of each choice, mixed into the policy that learns and explores (a tenth at most over all
+    choices). Evaluations and exported policies play without it."""
     probability_ceiling: Annotated[float, Field(gt=0, le=1)] | None = None
     """Clamp the probability of each choice between the floor and this and normalise, as AMAGO does (0.99), in place of
     mixing; a clamped choice has no gradient. Unset: mix."""
     bit_probability_floor: Annotated[float, Field(ge=0, lt=0.5)] = 0.01
-    """Minimum probability of each value of a bit (MultiBinary actions), mixed in likewise."""
+    """Minimum probability of each value of a bit (MultiBinary actions), likewise."""
     min_log_std: float = -5.0
     """Lower bound of the log standard deviation (Box actions)."""
     max_log_std: float = 2.0

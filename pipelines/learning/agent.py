@@ -108,10 +108,9 @@ class Agent(nn.Module):
                 self.advantage_scale = AdvantageScale(len(self.gammas))
 
     def make_player(self, temperature: float = 1.0) -> Distribution:
-        """Return the policy by which the agent plays, sampled at its own temperature times `temperature`. UsageError if
-        that is not 1 and actions are no choices."""
-        temperature *= self.settings.actor.temperature
-        return self.heads.policy if temperature == 1 else self.heads.policy.at_temperature(temperature)
+        """Return the policy by which the agent plays (`Distribution.for_play`), sampled at its own temperature times
+        `temperature`. UsageError if that is not 1 and actions are no choices."""
+        return self.heads.policy.for_play(temperature * self.settings.actor.temperature)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return, by name, the parameters that the optimiser updates and the clip norm counts: all but the target

@@ -18,7 +18,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -121,10 +121,13 @@ class Distribution(ABC):
         """Check whether the divergence from `other` has a closed form."""
         return type(self) is type(other) and type(self).divergence is not Distribution.divergence
 
-    def at_temperature(self, temperature: float) -> Distribution:
-        """Return a copy for acting, whose probabilities are these to the power 1 / `temperature`, normalised.
-        UsageError for a density."""
-        if not self.hard:
+    def for_play(self, temperature: float = 1.0) -> Self:
+        """Return the distribution that plays what was learned. UsageError if a density is given a temperature.
+
+        Choices have their probabilities to the power 1 / `temperature`, normalised, and without the floor that
+        learning mixes in: a chance of .001 is a mistake in every other episode of 1,000 steps that each must be right.
+        """
+        if not self.hard and temperature != 1:
             raise UsageError(
                 "a temperature needs probabilities of choices, and these actions have a density",
                 hint="leave agent.actor.temperature and evaluate.temperature at 1",
@@ -415,6 +418,11 @@ class Categorical(Distribution):
         self._probs: Kept[Tensor] | None = None
         self.floor = min(settings.probability_floor, 0.1 / space.n if self.ceiling is None else 1.0)
 
+    def for_play(self, temperature: float = 1.0) -> Self:
+        made = super().for_play(temperature)
+        made.floor = 0.0 if self.ceiling is None else self.floor  # clamped as in AMAGO, which plays so
+        return made
+
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute probabilities (..., n)."""
         if self._probs is None:
@@ -586,11 +594,9 @@ class _Categoricals(Distribution):
         self._noise = [part.noise_size for part in self.parts]
         self.noise_size = sum(self._noise)
 
-    def at_temperature(self, temperature: float) -> Distribution:
+    def for_play(self, temperature: float = 1.0) -> Self:
         made = copy.copy(self)
-        made.parts = [copy.copy(part) for part in self.parts]
-        for part in made.parts:
-            part.exponent = 1 / temperature
+        made.parts = [part.for_play(temperature) for part in self.parts]
         return made
 
     def _legal(self, legal: Tensor | None) -> list[Tensor | None]:
@@ -631,6 +637,11 @@ class Bernoulli(Distribution):
         self.num_params = self.noise_size = space.n
         self.temperature = settings.gumbel_temperature if settings.gumbel else None
         self.floor = settings.bit_probability_floor
+
+    def for_play(self, temperature: float = 1.0) -> Self:
+        made = super().for_play(temperature)
+        made.floor = 0.0
+        return made
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Compute the probability that each bit is set."""

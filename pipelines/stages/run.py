@@ -180,7 +180,7 @@ def _run_chain(
                     evaluate.require_metrics(settings.env, evaluating, env.spec)
                     if evaluating.temperature != 1:  # refuses actions that are no choices
                         actions = make_distribution(spaces.action, settings.agent.actor)
-                        actions.at_temperature(evaluating.temperature)
+                        actions.for_play(evaluating.temperature)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         train = with_window(train, settings.agent, horizon, listener)

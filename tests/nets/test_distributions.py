@@ -98,47 +98,59 @@ def raised(probs, temperature):
 @pytest.mark.parametrize("temperature", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize("gumbel", [False, True])
 def test_choices_at_a_temperature_are_as_frequent_as_by_hand(temperature, gumbel):
-    """The floors, which are mixed in before, are raised with the probabilities: e ** x / sum by numpy."""
+    """Without the floors that learning mixes in: e ** x / sum by numpy."""
     settings, draws = ActorSettings(gumbel=gumbel), 40_000
     logits, legal = np.array([0.3, -1.2, 2.0, 0.9, 0.0]), np.array([True, True, False, True, True])
     weights = np.exp(logits) * legal
-    mixed = np.where(legal, (1 - 4 * 0.001) * weights / weights.sum() + 0.001, 0.0)
+    plain = weights / weights.sum()
     params, mask = torch.tensor(logits, dtype=torch.float32), torch.tensor(legal)
-    policy = make_distribution(Discrete(n=5), settings).at_temperature(temperature)
-    np.testing.assert_allclose(policy.probs(params, mask).numpy(), raised(mixed, temperature), atol=1e-6)
+    policy = make_distribution(Discrete(n=5), settings).for_play(temperature)
+    np.testing.assert_allclose(policy.probs(params, mask).numpy(), raised(plain, temperature), atol=1e-6)
     noise = torch.rand(draws, policy.noise_size, generator=torch.Generator().manual_seed(0))
     drawn = policy.sample(params.expand(draws, -1), noise, mask).mean(0).numpy()
-    np.testing.assert_allclose(drawn, raised(mixed, temperature), atol=4 * 0.5 / draws**0.5)
+    np.testing.assert_allclose(drawn, raised(plain, temperature), atol=4 * 0.5 / draws**0.5)
 
-    parts = make_distribution(MultiDiscrete(nvec=(2, 3)), settings).at_temperature(temperature)
+    parts = make_distribution(MultiDiscrete(nvec=(2, 3)), settings).for_play(temperature)
     noise = torch.rand(draws, parts.noise_size, generator=torch.Generator().manual_seed(1))
     drawn = parts.sample(params.expand(draws, -1), noise).mean(0).numpy()
     for place in (slice(0, 2), slice(2, 5)):
-        n = place.stop - place.start
-        mixed = (1 - n * 0.001) * np.exp(logits[place]) / np.exp(logits[place]).sum() + 0.001
-        np.testing.assert_allclose(drawn[place], raised(mixed, temperature), atol=4 * 0.5 / draws**0.5)
+        plain = np.exp(logits[place]) / np.exp(logits[place]).sum()
+        np.testing.assert_allclose(drawn[place], raised(plain, temperature), atol=4 * 0.5 / draws**0.5)
 
-    bits = make_distribution(MultiBinary(n=5), settings).at_temperature(temperature)
-    each = 0.01 + 0.98 / (1 + np.exp(-logits))
+    bits = make_distribution(MultiBinary(n=5), settings).for_play(temperature)
+    each = 1 / (1 + np.exp(-logits))
     noise = torch.rand(draws, 5, generator=torch.Generator().manual_seed(2))
     drawn = bits.sample(params.expand(draws, -1), noise).mean(0).numpy()
     wanted = raised(np.stack((1 - each, each), -1), temperature)[:, 1]
     np.testing.assert_allclose(drawn, wanted, atol=4 * 0.5 / draws**0.5)
 
 
+FLOORLESS = {"probability_floor": 0.0, "bit_probability_floor": 0.0}
+
+
+def test_a_clamped_policy_plays_as_it_learns():
+    """AMAGO's: the reference clamps the probabilities by which it plays, too."""
+    policy = make_distribution(Discrete(n=3), ActorSettings(probability_floor=0.01, probability_ceiling=0.9))
+    params = torch.tensor([9.0, 0.0, 0.0])
+    assert torch.equal(policy.for_play().probs(params), policy.probs(params))
+
+
 @pytest.mark.parametrize(("space", "settings"), list(policies()))
-def test_temperature_one_changes_no_bit_and_densities_have_none(space, settings):
+def test_play_leaves_out_the_floor_alone_and_a_density_has_no_temperature(space, settings):
     policy = make_distribution(space, settings)
     if not policy.hard:
         with pytest.raises(UsageError, match="these actions have a density"):
-            policy.at_temperature(0.5)
+            policy.for_play(0.5)
         return
+    bare = make_distribution(space, settings.model_copy(update=FLOORLESS))
     generator = torch.Generator().manual_seed(0)
     params = 3 * torch.randn(50, policy.num_params, generator=generator)
     noise = torch.rand(50, policy.noise_size, generator=generator)
     wanted = policy.sample(params, noise)
-    assert torch.equal(policy.at_temperature(1.0).sample(params, noise), wanted)
-    policy.at_temperature(0.1)
+    played = policy.for_play().sample(params, noise)
+    assert torch.equal(played, bare.sample(params, noise))
+    assert torch.equal(policy.for_play().mode(params), policy.mode(params))
+    policy.for_play(0.1)
     assert torch.equal(policy.sample(params, noise), wanted), "the agent's own distribution stays as it is"
 
 
