@@ -108,11 +108,13 @@ class _Job:
     def plan(self) -> list[_RelabelledPart | _RelabelledEpisodes]:
         """Find originals without all their versions. Invalid settings are detected here."""
         chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
+        num_filled = 0
         if self._added:  # the value of a column is not chosen twice
             filled = query(self.store, "select base_uid, schema from trajectories where base_uid is not null")[1]
             has = {id for id, schema in self.store.schemas().items() if self._added <= schema.spaces.observation.keys()}
             done = np.sort(raw_uids(sorted({uid for uid, schema in filled if schema in has})))
-            chosen = chosen[positions(done, chosen, np.arange(len(done))) < 0]
+            is_filled = positions(done, chosen, np.arange(len(done))) >= 0
+            num_filled, chosen = int(is_filled.sum()), chosen[~is_filled]
         _, episodes = query(self.store, _EPISODES, listener=self.listener)
         pieces = np.sort(raw_uids([uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1]]))
         self._reader = Reader(self.store, listener=self.listener)
@@ -133,7 +135,12 @@ class _Job:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
                 parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
-        if self._unfit.total() and not self._added:
+        if self._added:
+            if num_filled := num_filled + self._unfit.total():
+                names = ", ".join(f"'{name}'" for name in self._added)
+                text = f"{num_filled:,} trajectories that have {names} keep its value and are passed over"
+                self.listener(Notice(stage="relabel", text=text))
+        elif self._unfit.total():
             self._explain_unfit(any_fits=bool(self._chains))
         parts = [part for part in parts if len(part.uids)]
         self.total = sum(len(part.uids) for part in parts) + sum(len(each.uids) for each in whole)

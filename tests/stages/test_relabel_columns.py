@@ -114,6 +114,11 @@ def test_repeating_fills_what_is_new_once_with_whatever_value(lake: Lake) -> Non
     assert add(lake, "column:obs.wind:float32[2]=7")["trajectories"] == 1
     assert query(lake, "select count(*) from trajectories where base_uid is not null")[1] == [(3,)]
     seen: list[Event] = []
+    again = relabel.run(tiny(relabel={"relabeler": [WIND]}), lake=lake.name, listener=seen.append)
+    assert again.status == "skipped"
+    (told,) = (event.text for event in seen if isinstance(event, Notice) and "passed over" in event.text)
+    assert told == "4 trajectories that have 'obs.wind' keep its value and are passed over"
+    seen.clear()
     scaled = relabel.run(tiny(relabel={"relabeler": ["scale:2"]}), lake=lake.name, listener=seen.append)
     assert scaled.metrics["trajectories"] == 1  # of those that were recorded with all columns
     (warning,) = (event for event in seen if isinstance(event, Notice) and event.level == "warning")
