@@ -91,6 +91,7 @@ HALF_LIFE_SHARE = 0.25  # of the planned environment steps
 
 # Of windows that show other goals than were asked for. FetchReach returned -1.8 after two minutes with .8, -2.2 with
 # .5, and -49 without any.
+# MazeRunner of 9x9 cells and two goals had, after three minutes, 1.94 of two without, and 1.995 with goals put in.
 HINDSIGHT_SHARE = 0.8
 
 # Time.
@@ -134,12 +135,12 @@ class EnvFacts:
     """What was measured of an environment, in random play.
 
     `action_size`: numbers of an action (a Discrete one: its choices). `horizon`: longest episode that is possible
-    (None: unknown); `action_mask`: column of the action mask ("": none); `has_goal_rule`: there is a rule of its name
-    for what reaching a goal is; `goal_reward`: what the environment says of it; `length_mean`, `length_min` and
-    `length_max` of the episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`,
-    `return_error` (its standard error) and `success_mean` are over them (None: none ended). `observation_max`,
-    `reward_max`: largest magnitudes; `observation_min`: of the number observed that has the smallest one (0: none is
-    known).
+    (None: unknown); `action_mask`: column of the action mask ("": none); `has_goal_rule`: there is a rule of its
+    name for what reaching a goal is, `has_goal_sequence`: or for goals in order; `goal_reward`: what the
+    environment says of it; `length_mean`, `length_min` and `length_max` of the episodes seen, or of those in
+    progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and
+    `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest magnitudes;
+    `observation_min`: of the number observed that has the smallest one (0: none is known).
     `pays_alike`: every step had the same reward, above 0. `rewards_at_once`: rewards are frequent, follow from the
     action before alone, and actions do not change what is observed later, as far as two ways to play the same
     episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played
@@ -160,6 +161,7 @@ class EnvFacts:
     has_success: bool = False
     action_mask: str = ""
     has_goal_rule: bool = False
+    has_goal_sequence: bool = False
     goal_reward: GoalReward | None = None
     one_by_one: bool = True
     episodes: int = 0
@@ -189,7 +191,7 @@ class EnvFacts:
     @property
     def has_goals(self) -> bool:
         """Whether it is known what reaching a goal is."""
-        return self.has_goal_rule or self.goal_reward is not None
+        return self.has_goal_rule or self.has_goal_sequence or self.goal_reward is not None
 
     @property
     def longest(self) -> int:
@@ -315,6 +317,11 @@ class Choices:
 
     def _choose_hindsight(self) -> None:
         if not self.facts.has_goals:
+            return
+        if self.facts.has_goal_sequence:
+            reason = "places that were reached by chance are put among the goals that are asked for in order"
+            self.choose("train.relabel.relabeler", ["instruction:some"], reason)
+            self.choose("train.relabel.share", 1.0, "every number of them, none included, is drawn")
             return
         reason = "goals that were reached by chance teach how to reach those that are asked for"
         if self.choose("train.relabel.relabeler", ["hindsight"], reason) != ["hindsight"]:

@@ -18,7 +18,7 @@ import torch
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
 from pipelines.envs.env import Env, Observation
-from pipelines.envs.goals import GOAL_RULES, GoalReward
+from pipelines.envs.goals import GOAL_RULES, GOAL_SEQUENCES, GoalReward
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
 from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
@@ -101,6 +101,8 @@ def measure_env(
         has_success=spec.has_success,
         action_mask=spec.action_mask,
         has_goal_rule=env.name in GOAL_RULES.names(),
+        # Crafter shows goals only where it is asked to.
+        has_goal_sequence=env.name in GOAL_SEQUENCES.names() and GOAL_SEQUENCES.get(env.name).goals in observation,
         goal_reward=probe.goal_reward,
         one_by_one=one_by_one,
         action_repeat=env.params.get("action_repeat") or 1,

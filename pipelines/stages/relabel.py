@@ -137,8 +137,8 @@ class _Job:
                 parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
         if self._added:
             if num_filled := num_filled + self._unfit.total():
-                names = ", ".join(f"'{name}'" for name in self._added)
-                text = f"{num_filled:,} trajectories that have {names} keep its value and are passed over"
+                added = ", ".join(f"'{name}'" for name in self._added)
+                text = f"{num_filled:,} trajectories that have {added} keep its value and are passed over"
                 self.listener(Notice(stage="relabel", text=text))
         elif self._unfit.total():
             self._explain_unfit(any_fits=bool(self._chains))

@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train, and append results")
-    run.add_argument("--task", action="append", metavar="T", help="repeatable; none: all but lunarlander")
+    run.add_argument("--task", action="append", metavar="T", help="repeatable; none: all")
     run.add_argument("--variant", action="append", metavar="NAME", help="repeatable; with --variants: a table in it")
     run.add_argument(
         "--variants", type=Path, metavar="FILE", help="TOML tables of settings; all of them if none is named"
@@ -98,7 +98,7 @@ def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
     """List every run that is asked for, seed by seed."""
     known = tasks.load_tasks()
     playable = list(learning_reference.TASKS) if options.reference else list(known)
-    wanted = options.task or [name for name in playable if name != "lunarlander"]
+    wanted = options.task or playable
     if unknown := [name for name in wanted if name not in playable]:
         raise SystemExit(f"no task '{unknown[0]}'; there are: {', '.join(playable)}")
     chosen = {"reference": {}} if options.reference else variants(options)

@@ -316,6 +316,8 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (replace(CARTPOLE, observation_max=1.2, observation_min=0.3), "agent.timestep.normalize", False),
         (CHEETAH, "exploration.start", 0.5),
         (replace(LAKE, has_goal_rule=True), "train.relabel.relabeler", ["hindsight"]),
+        (replace(LAKE, has_goal_sequence=True), "train.relabel.relabeler", ["instruction:some"]),
+        (replace(LAKE, has_goal_sequence=True), "train.relabel.share", 1.0),
         (replace(PENDULUM, goal_reward=REACHED), "train.relabel.goal.tolerance", 0.05),
         (replace(PENDULUM, goal_reward=REACHED), "train.relabel.goal.step_reward", -1.0),
     ],

@@ -133,6 +133,7 @@ def test_a_broken_environment_is_its_own_error() -> None:
 
 def test_goal_rules_are_noticed() -> None:
     assert measured("goal-frozen-lake", seconds=0.1).has_goal_rule
+    assert measured("mazerunner", seconds=0.1).has_goal_sequence
     assert not measured("tmaze", seconds=0.1).has_goals
 
 

@@ -64,7 +64,6 @@ def test_the_window_is_the_horizon_up_to_a_bound(
         ("dark-key-door", 65),
         ("dark-room", 200),
         ("bandit", 100),
-        ("point-robot", 60),
         ("alchemy", 200),
         ("mazerunner", 250),
     ],
