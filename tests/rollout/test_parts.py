@@ -293,7 +293,7 @@ def test_a_step_that_takes_longer_than_it_may_is_a_failure(on_env_error, cores):
 
 @pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
-def test_who_is_waited_for_is_said(cores):
+def test_progress_names_the_part_that_is_waited_for(cores):
     heard = []
 
     def hear(event):
