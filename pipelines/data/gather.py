@@ -20,7 +20,7 @@ from pipelines.data.view import View, base_rows, bases, first_steps
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import make_storage_error
 from pipelines.files.descriptors import reserve_descriptors
-from pipelines.files.memory import copy_rows
+from pipelines.files.memory import copy_rows, find_usual
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
@@ -52,6 +52,25 @@ class _Rows:
 
     def at(self, chosen: np.ndarray) -> _Rows:
         return _Rows(self.start[chosen], self.count[chosen], self.target[chosen])
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """Where trajectories lie, (P,) int64: the number of their segment, and their first row in its file; of overlays
+    also those of their bases, of others the same. Rows of the view's table would cost ten times as much to select."""
+
+    segment: np.ndarray
+    row0: np.ndarray
+    base: np.ndarray
+    base_row0: np.ndarray
+
+    @classmethod
+    def of(cls, table: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> _Origins:
+        fields = table["segment"], table["row0"], bases(table), base_rows(table)
+        return cls(*(field[chosen].astype(np.int64) for field in fields))
+
+    def at(self, chosen: np.ndarray) -> _Origins:
+        return _Origins(self.segment[chosen], self.row0[chosen], self.base[chosen], self.base_row0[chosen])
 
 
 class SegmentLost(Exception):
@@ -124,13 +143,14 @@ class Gatherer:
         table, start, stop = table[order], start[order], stop[order]
         lengths = stop - start + 1
         out = self._buffers.take(len(order)) if out is None else out
+        origins = _Origins.of(table)
         if self._is_elsewhere:
-            self._fetch(table)
+            self._fetch(origins)
         self._readahead.begin()
         if self._readahead.wanted:
             self._name_ranges(table, start, list(out))
         every = np.full(len(order), self._rows)
-        self._copy(table, _Rows(start, every, np.arange(len(order)) * self._rows), _flatten(out))
+        self._copy(origins, _Rows(start, every, np.arange(len(order)) * self._rows), _flatten(out))
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
@@ -158,10 +178,10 @@ class Gatherer:
         `goes_on`: where an episode ends, it is only reset."""
         if self._moves != self._view.moves:
             self._close_moved()
-        table, rows = self._view.table[parts.row], self._rows
+        origins, rows = _Origins.of(self._view.table, parts.row), self._rows
         out = self._buffers.take(size) if out is None else out
         if self._is_elsewhere:
-            self._fetch(table)
+            self._fetch(origins)
         is_first, is_last = parts.is_first, parts.is_last
         # A part shows the observations before its steps and what the steps led to; the window's last one also the
         # observation after them, the first one also what led to its own first row.
@@ -174,10 +194,18 @@ class Gatherer:
         short = np.flatnonzero(lengths < rows)
         for buffer in out.values():
             buffer[short] = 0
-        flat, order = _flatten(out), np.lexsort((table["row0"] + parts.start.astype(np.uint64), table["segment"]))
+        flat, order = _flatten(out), np.lexsort((origins.row0 + parts.start, origins.segment))
         observed = [column.name for column in self._view.schema.columns if column.role in ("observation", "label")]
+        origins, window_length = origins.at(order), lengths[parts.window[order]]
+        ends = is_first[order].astype(np.int8) - is_last[order]
         for names, wanted in ((observed, seen), ([name for name in flat if name not in observed], led)):
-            self._copy(table[order], wanted.at(order), {name: flat[name] for name in names})
+            columns, ranges = {name: flat[name] for name in names}, wanted.at(order)
+            if self._wide:  # whose rows cost more than a copy
+                self._copy(origins, ranges, columns)
+                continue
+            (wide, widened), rest = _widen_ends(origins, ranges, ends, window_length)
+            self._copy(origins.at(wide), widened, columns)
+            self._copy(origins.at(rest), ranges.at(rest), columns)
         return Batch(
             columns={name: buffer[:] for name, buffer in out.items()},
             lengths=lengths,
@@ -240,10 +268,10 @@ class Gatherer:
                 columns[name].append(part)
         return {name: np.concatenate(parts) for name, parts in columns.items()}, rows
 
-    def _fetch(self, table: np.ndarray) -> None:
-        """Fetch the files of these windows that are not open yet to this host, several at a time."""
+    def _fetch(self, origins: _Origins) -> None:
+        """Fetch the files of these trajectories that are not open yet to this host, several at a time."""
         segments = self._view.segments
-        numbers = np.union1d(table["segment"], bases(table)).tolist()
+        numbers = np.union1d(origins.segment, origins.base).tolist()
         ids = dict.fromkeys(segments[number].file for number in numbers if segments[number].file not in self._files)
         keys = (
             (segment_key, blob_key) if any(column.is_blob for column in self._view.schema.columns) else (segment_key,)
@@ -255,24 +283,24 @@ class Gatherer:
         edges = np.flatnonzero(np.diff(self._view.file_of[segments], prepend=-1, append=-1))
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
-    def _copy(self, table: np.ndarray, rows: _Rows, out: Columns) -> None:
-        """Copy rows of trajectories, whose places are in `table` (P,), into the flat columns `out`, each from the
-        file that has it: an overlay's own ones, or those of its base."""
-        own = replace(rows, start=table["row0"].astype(np.int64) + rows.start)
-        is_overlay = bases(table) != table["segment"]
+    def _copy(self, origins: _Origins, rows: _Rows, out: Columns) -> None:
+        """Copy rows of trajectories into the flat columns `out`, each from the file that has it: an overlay's own
+        columns, or those of its base."""
+        own = replace(rows, start=origins.row0 + rows.start)
+        is_overlay = origins.base != origins.segment
         if not is_overlay.any():
-            self._copy_columns(table["segment"], own, out)
+            self._copy_columns(origins.segment, own, out)
             return
-        base = replace(rows, start=base_rows(table).astype(np.int64) + rows.start)
+        base = replace(rows, start=origins.base_row0 + rows.start)
         plain, overlaid = np.flatnonzero(~is_overlay), np.flatnonzero(is_overlay)
-        self._copy_columns(table["segment"][plain], own.at(plain), out)
+        self._copy_columns(origins.segment[plain], own.at(plain), out)
         segments = self._view.segments
-        numbers, number_of = np.unique(table["segment"][overlaid], return_inverse=True)
+        numbers, number_of = np.unique(origins.segment[overlaid], return_inverse=True)
         columns = [segments[number].columns for number in numbers.tolist()]
         for changed in dict.fromkeys(map(frozenset, columns)):
             at = overlaid[np.array([frozenset(each) == changed for each in columns])[number_of]]
-            self._copy_columns(table["segment"][at], own.at(at), {name: out[name] for name in out if name in changed})
-            self._copy_columns(bases(table)[at], base.at(at), {name: out[name] for name in out if name not in changed})
+            self._copy_columns(origins.segment[at], own.at(at), {name: out[name] for name in out if name in changed})
+            self._copy_columns(origins.base[at], base.at(at), {name: out[name] for name in out if name not in changed})
 
     def _copy_columns(self, numbers: np.ndarray, rows: _Rows, out: Columns) -> None:
         """Copy `rows` of the files of segments `numbers` (P,), counted from the beginnings of the files. Those beyond
@@ -379,6 +407,26 @@ class Gatherer:
         for id in self._files.keys() - lying:
             self._files.close(id)
         self._moves = self._view.moves
+
+
+def _widen_ends(
+    origins: _Origins, rows: _Rows, ends: np.ndarray, length: np.ndarray
+) -> tuple[tuple[np.ndarray, _Rows], np.ndarray]:
+    """Widen the rows of the first and the last parts of windows to as many as most parts have: which parts (indices),
+    and the wider rows; and the other parts, which are to be copied after them, over what is too much.
+
+    Equally long episodes are then a block each, whatever is seen of the first and the last one of a window. `ends`
+    (P,): 1 of a first part, -1 of a last one, 0 of others and of windows of one part; `length` (P,): of their windows.
+    """
+    usual = find_usual(rows.count)
+    back = np.where(ends < 0, usual - rows.count, 0)
+    first_row = np.minimum(origins.row0, origins.base_row0)
+    # Two wide ends must not meet. Rows before those of a file are not its own; those after its end are left out.
+    is_wide = (ends != 0) & (rows.count < usual) & (length >= 2 * usual) & (first_row + rows.start >= back)
+    some = rows.at(is_wide)
+    back = back[is_wide]
+    widened = _Rows(some.start - back, np.full_like(some.count, usual), some.target - back)
+    return (np.flatnonzero(is_wide), widened), np.flatnonzero(~is_wide)
 
 
 def _flatten(out: Columns) -> Columns:

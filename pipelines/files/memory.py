@@ -44,16 +44,23 @@ def copy_rows(
             places[row * row_bytes] = blocks[offset_N[at] + start * row_bytes]
 
 
+def find_usual(count_N: np.ndarray) -> int:
+    """Find the most frequent number that is not 0 of ranges of which one is not empty."""
+    frequency = np.bincount(count_N)
+    frequency[0] = 0
+    return int(frequency.argmax())
+
+
 def _cover(count_N: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Cover ranges of `count_N` rows by blocks of few sizes, of which one call copies any number: the longest ranges by
-    one block, others by up to eight, which may overlap, of a power of eight. Yields a size, and for its blocks (n,) the
-    range and the first row in it."""
-    longest = int(count_N.max())
-    if (count_N == longest).all():
-        yield longest, np.arange(len(count_N)), np.zeros_like(count_N)
+    """Cover ranges of `count_N` rows by blocks of few sizes, of which one call copies any number: the ranges of the
+    usual length by one block, longer ones by several of them, shorter ones by up to four of a power of four, which may
+    overlap. Yields a size, and for its blocks (n,) the range and the first row in it."""
+    usual = find_usual(count_N)
+    if (count_N == usual).all():
+        yield usual, np.arange(len(count_N)), np.zeros_like(count_N)
         return
-    power_N = 8 ** ((np.frexp(count_N)[1].astype(np.int64) - 1).clip(0) // 3)
-    size_N = np.where(count_N == longest, longest, power_N)
+    power_N = 4 ** ((np.frexp(count_N)[1].astype(np.int64) - 1).clip(0) // 2)
+    size_N = np.where(count_N >= usual, usual, power_N)
     order = np.argsort(size_N, kind="stable")
     number = -(-count_N[order] // size_N[order])
     at = np.repeat(order, number)

@@ -23,6 +23,7 @@ from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive
 from tests.lake.histories import Written, fill_histories
 
 LENGTHS = {"c/0/left": [3, 5, 2, 4, 1, 6], "c/1/right": [4, 4, 2], "": [6]}
+EQUAL = {"c/0/left": [4] * 9, "c/1/right": [4] * 6 + [2], "": [6]}
 
 
 @pytest.fixture
@@ -66,15 +67,17 @@ def join_whole(written: Written, name: str, order: list[int] | None = None) -> d
 
 @pytest.mark.parametrize(("pieces", "packed"), [(0, False), (2, False), (0, True), (2, True)])
 @pytest.mark.parametrize(
-    ("length", "schema"), [(1, SCHEMA), (4, SCHEMA), (7, SCHEMA), (40, SCHEMA), (4, IMAGES), (7, MIXED)]
+    ("length", "schema", "lengths"),
+    [(1, SCHEMA, LENGTHS), (4, SCHEMA, LENGTHS), (7, SCHEMA, LENGTHS), (40, SCHEMA, LENGTHS), (4, IMAGES, LENGTHS)]
+    + [(7, MIXED, LENGTHS), (9, SCHEMA, EQUAL), (14, SCHEMA, EQUAL), (14, IMAGES, EQUAL)],
 )
 def test_windows_are_cuts_of_the_joined_history(
-    lake: Lake, length: int, schema: Schema, pieces: int, packed: bool
+    lake: Lake, length: int, schema: Schema, lengths: dict[str, list[int]], pieces: int, packed: bool
 ) -> None:
-    written = fill_histories(lake, LENGTHS, schema=schema, pieces=pieces)
+    written = fill_histories(lake, lengths, schema=schema, pieces=pieces)
     if packed:
         compact(lake, grace_seconds=0.0)
-    whole = {name: join_whole(written, name) for name in LENGTHS if name}
+    whole = {name: join_whole(written, name) for name in lengths if name}
     sampler = make_sampler(lake, length)
     batch = sampler.sample(400, np.random.default_rng(0))
     begins = Counter[tuple[str, int]]()
