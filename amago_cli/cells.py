@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from amago_cli.options import Common
 
 if TYPE_CHECKING:
+    from amago_cli.configuration import Request
     from pipelines.config.settings import Settings
     from pipelines.stages.run_processes import PlannedRun
 
@@ -39,12 +40,20 @@ class Cells:
 
     def settings(self, values: Mapping[str, Any]) -> Settings:
         """Return the validated settings of the run with these values. UsageError lists every problem."""
+        return self._request(values).settings()
+
+    def document(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the recipe of the run with these values: all settings, or without stages those that are given."""
+        given = self._request(values).document()
+        return self.settings(values).document() if given.get("stages") else given
+
+    def _request(self, values: Mapping[str, Any]) -> Request:
         from amago_cli.configuration import Request
         from pipelines.config.recipes import find
 
         _, document = find(self._recipe)
         common = replace(self._common, assignments=(*self._common.assignments, *self._assignments(values)))
-        return Request(common, self._named, recipe=document, source=self._recipe).settings()
+        return Request(common, self._named, recipe=document, source=self._recipe)
 
     def plan(self, values: Mapping[str, Any], path: Path) -> PlannedRun:
         """Return the run with these values, to be carried out in `path`."""

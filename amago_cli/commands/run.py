@@ -88,7 +88,7 @@ def run(
 
     Example: amago run --env gym:CartPole-v1 --minutes 2
     """
-    from amago_cli.configuration import Request, describe_device, preview
+    from amago_cli.configuration import Request, describe_device, preview, read_plan
     from amago_cli.ranks import plan_launch
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
@@ -124,7 +124,11 @@ def run(
         from pipelines.rollout.environment import find_env_model
         from pipelines.stages import run as stages
 
-        described = describe_recipe(name, request.file, request.assignments, settings, env_model=find_env_model)
+        described: dict[str, Any] | None = None
+        own = RunDirectory(run).config_path
+        is_planned = read_plan(run) is not None and Path(recipe).exists() and Path(recipe).samefile(own)
+        if not is_planned:  # a run that is repeated by its own configuration keeps its plan
+            described = describe_recipe(name, request.file, request.assignments, settings, env_model=find_env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
 
 
@@ -151,13 +155,14 @@ def _plan(
     from pipelines.stages.make_recipe import begin, make_budget
 
     make_budget(minutes, steps)  # refuses both at once, and numbers that are not positive
+    settings = request.settings()  # report configuration errors before anything is printed
     if not (env := request.environment()):
         hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
-        raise UsageError("neither a recipe nor an environment is named", hint=hint)
+        what = f"recipe '{name}' names no environment" if name else "neither a recipe nor an environment is named"
+        raise UsageError(what, hint=hint)
     run = run or name_default_run(env)
     common.concerns(run=run, lake=run / "lake")
-    settings = request.settings()  # report configuration errors before anything is printed
-    budget = make_budget(settings.minutes if steps is None else None, steps)
+    budget = make_budget(settings.minutes if steps is None or "minutes" in request.keys else None, steps)
     if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:

@@ -91,5 +91,5 @@ def tune(
         import tomli_w
 
         best = directory / "best.toml"
-        write_atomically(best, tomli_w.dumps(cells.settings(result.metrics["best"]["settings"]).document()))
+        write_atomically(best, tomli_w.dumps(cells.document(result.metrics["best"]["settings"])))
         return replace(result, outputs=[best])

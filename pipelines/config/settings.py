@@ -716,7 +716,7 @@ class Settings(SettingsModel):
     `train` and `run` choose `tiny` where there is no GPU and no setting of the network is given."""
     epochs: Annotated[int, TARGET] = Field(1, ge=1)
     """Rounds of a chain."""
-    minutes: Annotated[float | None, PACING] = Field(None, gt=0)
+    minutes: float | None = Field(None, gt=0)
     """Budget of a recipe without stages, in minutes of this machine, unless `--steps` gives one: the other settings
     are chosen for it. Nothing else reads it. Not set: 5."""
     report: bool = True

@@ -138,7 +138,8 @@ def group_runs(
     if not runs:
         raise InputMissing("no runs to compare", hint="amago runs DIR lists the runs in a directory")
     _require_metric(runs, metric)
-    tables = [{key: value for key, value in run.settings.items() if key not in _NOT_COMPARED} for run in runs]
+    every = [run.settings if by else run.distinctive_settings for run in runs]
+    tables = [{key: value for key, value in table.items() if key not in _NOT_COMPARED} for table in every]
     keys = list(by) if by else find_varying(tables)
     known = {key for table in tables for key in table}
     for key in by:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.config.changes import Changes, find_changes, flatten
+from pipelines.config.changes import Changes, find_changes, flatten, is_in
 from pipelines.config.load import read_toml
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -146,6 +146,19 @@ class StoredRun:
     def settings(self) -> dict[str, Any]:
         """The settings by dotted key, e.g. "train.learning_rate"; lists by index, e.g. "stages.0.stage"."""
         return flatten(self.document)
+
+    @property
+    def distinctive_settings(self) -> dict[str, Any]:
+        """`settings`, but of a planned run the budget in place of those that were chosen for it: they follow from rates
+        that every run measures anew."""
+        plan = self._recipe.get("plan")
+        if not isinstance(plan, Mapping):
+            return self.settings
+        rows, budget = plan.get("choices"), plan.get("budget")
+        found = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+        chosen = [str(row.get("setting")) for row in found if not row.get("given")]
+        own = {key: value for key, value in self.settings.items() if not is_in(key, chosen)}
+        return own | (flatten(budget) if isinstance(budget, Mapping) else {})
 
     @property
     def recipe(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import numbers
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,12 +17,15 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates
+from pipelines.stages.choices import LONG_EPISODE, Budget, Choice, Choices, EnvFacts, Rates
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
 _RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
 _RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
+_ROW = {"setting", "value", "reason"}
+_OF_STAGES = ("source", "relabel")  # tables of stages that are never chosen
+_LIMIT = "max_episode_steps"
 _REPEAT = "action_repeat"  # a parameter of environments that are stepped one after another
 _WHOLE_MINUTES, _WHOLE_STEPS = 1.0, 20_000  # a smaller budget is measured for less time
 
@@ -73,13 +78,14 @@ def make_budget(minutes: float | None, steps: int | None) -> Budget:
     if minutes is not None and steps is not None:
         raise UsageError("--minutes and --steps exclude each other", hint="give one of them")
     if steps is not None:
-        if steps < 1:
-            raise UsageError(f"--steps {steps} is not a budget", hint="give at least 1")
-        return Budget(steps=steps)
+        if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 1:
+            raise UsageError(f"--steps {steps} is not a budget", hint="give a whole number, at least 1")
+        return Budget(steps=int(steps))
     minutes = DEFAULT_MINUTES if minutes is None else minutes
-    if not 0 < minutes < float("inf"):
-        raise UsageError(f"--minutes {minutes:g} is not a budget", hint="give a number above 0, e.g. --minutes 5")
-    return Budget(minutes=minutes)
+    if not isinstance(minutes, numbers.Real) or isinstance(minutes, bool) or not 0 < minutes < float("inf"):
+        shown = f"{minutes:g}" if isinstance(minutes, float) else minutes
+        raise UsageError(f"--minutes {shown} is not a budget", hint="give a number above 0, e.g. --minutes 5")
+    return Budget(minutes=float(minutes))
 
 
 def make_recipe(
@@ -91,6 +97,11 @@ def make_recipe(
     settings and of the environment.
     """
     began, settings = time.monotonic(), resolve({})
+    if unused := [name for name in _OF_STAGES if given.get(name)]:
+        raise UsageError(
+            f"a recipe without stages collects, trains and evaluates, and has no use for {', '.join(unused)}",
+            hint="list its stages, such as stages = ['ingest', 'train', 'evaluate']",
+        )
     facts, _ = _measure_env(settings, budget, listener)
     if tasks := settings.collect.tasks:  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
@@ -98,6 +109,7 @@ def make_recipe(
         count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
         given = {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
     choices = Choices(given, facts, budget)
+    _choose_limit(choices, settings)
     choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
@@ -108,7 +120,7 @@ def make_recipe(
     in_cpu_seconds = rates is not None and rates.in_cpu_seconds
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
     expected = choices.choose_schedule(rates, spent=spent)
-    _report_random_play(facts, listener)
+    _report_random_play(choices.facts, listener)
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
         listener(Notice(stage="measure", text=text, level="warning"))
@@ -149,11 +161,12 @@ def choose_by_hand(
     if "auto" in (settings.collect.steps, settings.collect.actors):
         explain_size(steps, actors * settings.collect.collectors, facts.horizon, listener)
     choices = Choices(given, facts, Budget(steps=steps * facts.action_repeat))
+    _choose_limit(choices, settings)
     choices.choose("collect.steps", steps, "each actor ends two episodes")
     choices.choose("collect.actors", actors, "as many as are quick and end two episodes")
     choices.choose_agent()
     choices.choose_amounts()
-    _report_random_play(facts, listener)
+    _report_random_play(choices.facts, listener)
     made = MadeRecipe.of(choices)
     return made.begin(given, resolve(made.document))
 
@@ -199,6 +212,18 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
         return facts, env
     env = EnvSettings.model_validate({"name": env.name, **env.params, _REPEAT: facts.best_repeat})
     return replace(play(env), step_change=facts.step_change, inertia=facts.inertia), env
+
+
+def _choose_limit(choices: Choices, settings: Settings) -> None:
+    """End episodes that may have no end: an evaluation, which plays them to their ends, would have none either."""
+    from pipelines.envs.make import find_settings_model
+
+    facts, model = choices.facts, find_settings_model(settings.env.name)
+    if facts.episodes or facts.horizon is not None or _LIMIT not in model.model_fields:
+        return
+    reason = f"no episode of random play ended in {facts.length_max:,} steps, and no limit is known"
+    limit = choices.choose(f"env.{_LIMIT}", LONG_EPISODE, reason)
+    choices.facts = replace(facts, horizon=limit)
 
 
 def _report_random_play(facts: EnvFacts, listener: Listener) -> None:
@@ -254,13 +279,14 @@ def begin(
 
 
 def read_budget(plan: Mapping[str, Any]) -> Budget:
-    """Read the budget of a stored plan. IntegrityError if it is damaged."""
+    """Read the budget of a stored plan. IntegrityError if the plan is damaged."""
     budget = plan.get("budget")
     minutes, steps = (budget.get("minutes"), budget.get("steps")) if isinstance(budget, dict) else (None, None)
-    if isinstance(minutes, float) and steps is None:
-        return Budget(minutes=minutes)
-    if isinstance(steps, int) and minutes is None:
-        return Budget(steps=steps)
+    rows = plan.get("choices")
+    is_whole = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= _ROW for row in rows)
+    if is_whole and (minutes is None) != (steps is None):
+        with contextlib.suppress(UsageError):
+            return make_budget(minutes, steps)
     raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
 
 

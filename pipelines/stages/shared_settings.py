@@ -16,7 +16,7 @@ from pipelines.files.json import Form
 from pipelines.files.malformed import explain_damage
 
 # Texts about a recipe, the report and the trackers do not change a score.
-_TABLES = (*(table for table in STAGE_TABLES["run"] if table != "track"), "evaluate", "epochs", "seed")
+_TABLES = (*(table for table in STAGE_TABLES["run"] if table != "track"), "evaluate", "epochs", "minutes", "seed")
 
 
 RECORD = "settings.json"

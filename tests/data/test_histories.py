@@ -68,8 +68,11 @@ def join_whole(written: Written, name: str, order: list[int] | None = None) -> d
 @pytest.mark.parametrize(("pieces", "packed"), [(0, False), (2, False), (0, True), (2, True)])
 @pytest.mark.parametrize(
     ("length", "schema", "lengths"),
-    [(1, SCHEMA, LENGTHS), (4, SCHEMA, LENGTHS), (7, SCHEMA, LENGTHS), (40, SCHEMA, LENGTHS), (4, IMAGES, LENGTHS)]
-    + [(7, MIXED, LENGTHS), (9, SCHEMA, EQUAL), (14, SCHEMA, EQUAL), (14, IMAGES, EQUAL)],
+    [
+        *((length, SCHEMA, LENGTHS) for length in (1, 4, 7, 40)),
+        *((length, SCHEMA, EQUAL) for length in (9, 14)),
+        *((4, IMAGES, LENGTHS), (7, MIXED, LENGTHS), (14, IMAGES, EQUAL)),
+    ],
 )
 def test_windows_are_cuts_of_the_joined_history(
     lake: Lake, length: int, schema: Schema, lengths: dict[str, list[int]], pieces: int, packed: bool

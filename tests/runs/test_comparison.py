@@ -70,6 +70,19 @@ def test_runs_are_grouped_by_what_differs_except_the_seed_and_how_they_are_carri
     assert len(whole.runs) == 4
 
 
+def test_planned_runs_are_grouped_by_their_budget_and_what_was_given(tmp_path: Path) -> None:
+    """Epochs and steps follow from rates that each run has measured anew."""
+    runs = []
+    for seed, minutes, epochs in [(0, 2.0, 7), (1, 2.0, 8), (0, 4.0, 15)]:
+        settings = {"seed": seed, "epochs": epochs, "size": "tiny"}
+        rows = [{"setting": "epochs", "value": epochs}, {"setting": "size", "value": "tiny", "given": True}]
+        recipe = {"plan": {"budget": {"minutes": minutes}, "choices": rows}}
+        path = make_run(tmp_path / f"{seed}-{minutes}", scores={10: 0.1}, settings=settings, recipe=recipe)
+        runs.append(read_run(path))
+    assert [(group.name, len(group.runs)) for group in group_runs(runs)] == [("minutes=2", 2), ("minutes=4", 1)]
+    assert len(group_runs(runs, by=["epochs"])) == 3
+
+
 def test_a_size_names_a_group_and_not_all_it_stands_for(tmp_path: Path) -> None:
     runs = [
         make(tmp_path, "small", {10: 0.1}, size="small", agent={"sequence": {"d_model": 128}}),

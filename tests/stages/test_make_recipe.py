@@ -18,10 +18,10 @@ from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.goals import GoalReward
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
-from pipelines.events import Event, Notice, Progress, Waiting, silent
+from pipelines.events import Event, Progress, Waiting, silent
 from pipelines.rollout.environment import find_env_model, with_actors
 from pipelines.stages.choices import Budget, EnvFacts
-from pipelines.stages.make_recipe import make_recipe
+from pipelines.stages.make_recipe import make_budget, make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
 
 
@@ -111,18 +111,16 @@ def test_an_environment_whose_episodes_do_not_end_has_no_score_of_random_play() 
 
 
 @pytest.mark.system
-def test_episodes_that_may_not_end_are_warned_of() -> None:
-    heard: list[str] = []
+def test_episodes_that_may_not_end_get_a_limit() -> None:
     given = {"env": {"name": "tests.stages.test_make_recipe:Endless"}}
-
-    def listen(event: Event) -> None:
-        heard.extend([event.text] if isinstance(event, Notice) and event.level == "warning" else [])
 
     def settings(document: Mapping[str, Any]) -> Settings:
         return resolve(merge(document, given), env_model=find_env_model)
 
-    make_recipe(settings, given, Budget(minutes=0.001), listener=listen)
-    assert any("--set env.max_episode_steps=N" in text for text in heard)
+    made = make_recipe(settings, given, Budget(minutes=0.001))
+    assert made.document["env"] == {"name": "tests.stages.test_make_recipe:Endless", "max_episode_steps": 1000}
+    given["env"]["max_episode_steps"] = 70  # type: ignore[assignment]
+    assert "env" not in make_recipe(settings, given, Budget(steps=50)).document
 
 
 @pytest.mark.system
@@ -371,3 +369,8 @@ def test_a_call_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run("quickstart", minutes=1)
     with pytest.raises(UsageError, match="exclude each other"):
         run(env="tmaze", minutes=1, steps=1)
+    for budget in ({"steps": 100.5}, {"steps": "100"}, {"steps": True}, {"minutes": "1"}, {"minutes": np.nan}):
+        with pytest.raises(UsageError, match="is not a budget"):
+            run(env="tmaze", **budget)  # type: ignore[arg-type]
+    assert make_budget(np.float32(0.5), None) == Budget(minutes=0.5)  # type: ignore[arg-type]
+    assert isinstance(make_budget(None, np.int64(7)).steps, int)  # type: ignore[arg-type]

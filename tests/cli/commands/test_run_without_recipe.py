@@ -221,6 +221,9 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         (["--env", "tmaze", "--minutes", 5, "--steps", 5], 2, "exclude each other"),
         (["--env", "tmaze", "--minutes", -5], 2, "--minutes -5 is not a budget"),
         (["--env", "tmaze", "--set", "minutes=long"], 2, "minutes"),
+        (["--env", "tmaze", "--set", "minutes=5", "--steps", 5], 2, "exclude each other"),
+        (["--env", "tmaze", "--set", "source.name=own.hdf5"], 2, "has no use for source; list its stages"),
+        (["--env", "tmaze", "--set", 'relabel.relabeler=["scale:2"]'], 2, "has no use for relabel"),
         (["--env", "tmaze", "--set", "train.context_lenth=3"], 2, "did you mean 'train.context_length'"),
         (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
         (["--env", "sorter:Nothing"], 3, "Nothing"),
@@ -247,7 +250,26 @@ def test_a_run_of_a_recipe_is_not_taken_over(amago: Amago) -> None:
     assert "'a' was run by recipe 'short'" in refused.err
 
 
-@pytest.mark.parametrize("damage", ['{"minutes": "long"}', "7", '{"steps": 1, "minutes": 1.0}'])
+def test_a_file_without_an_environment_is_named(amago: Amago) -> None:
+    Path("bare.toml").write_text("minutes = 1\n")
+    assert "recipe 'bare' names no environment" in amago("run", "bare.toml").err
+    Path("two.toml").write_text("[a]\nseed = 1\n[b]\nseed = 2\n")
+    refused = amago("run", "two.toml")
+    assert (refused.code, "a: no such key" in refused.err) == (2, True), refused.err
+
+
+@pytest.mark.system
+def test_a_run_that_is_repeated_by_its_own_configuration_keeps_its_plan(amago: Amago) -> None:
+    words = ("run", "--env", "tmaze", *SMALL, "--run", "a", "--output", "json")
+    assert amago(*words).code == 0
+    assert amago("run", "a/config.toml", "--run", "a", "--output", "json").json["status"] == "skipped"
+    assert stored("a")["recipe"]["plan"]["budget"] == {"steps": 300}
+    assert amago(*words).json["status"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"minutes": "long"}', "7", '{"steps": 1, "minutes": 1.0}', '{"minutes": Infinity}', '{"steps": -3}']
+)
 def test_a_damaged_plan_is_reported(planned: Amago, damage: str) -> None:
     record = stored("runs/tmaze")
     record["recipe"]["plan"]["budget"] = json.loads(damage)

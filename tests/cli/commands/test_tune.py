@@ -61,6 +61,23 @@ def test_real_runs_are_tuned_and_the_best_is_a_recipe(amago: Amago) -> None:
 
 
 @pytest.mark.system
+def test_a_recipe_without_stages_is_tuned_and_its_best_is_one(amago: Amago) -> None:
+    pytest.importorskip("optuna")
+    text = 'minutes = 0.02\nenv = { name = "tmaze", corridor = 3 }\ncollect = { workers = 0 }\n'
+    Path("mine.toml").write_text(text)
+    Path("space.toml").write_text("[train.batch_size]\nchoices = [5]\n")
+    words = ("tune", "mine.toml", "--space", "space.toml", "--confirm", 0, "--run", "tuned", "--trials")
+    assert amago(*words, 1).code == 0
+    best = tomllib.loads(Path("tuned/best.toml").read_text())
+    assert best == tomllib.loads(text) | {"train": {"batch_size": 5}}
+    shown = amago("run", "tuned/best.toml", "--dry-run", "--output", "json").json
+    assert (shown["budget"], shown["settings"]["train"]["batch_size"]) == ({"minutes": 0.02}, 5)
+    Path("mine.toml").write_text(text.replace("0.02", "0.06"))
+    refused = amago(*words, 2)
+    assert (refused.code, "minutes: 0.02 -> 0.06" in refused.err) == (2, True), refused.err
+
+
+@pytest.mark.system
 @pytest.mark.usefixtures("tiny")
 def test_trials_of_two_experiments_are_not_ranked_together(amago: Amago) -> None:
     pytest.importorskip("optuna")
