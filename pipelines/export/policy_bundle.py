@@ -28,10 +28,11 @@ import torch
 from safetensors.torch import save
 
 from pipelines.config.places import find_bundle
-from pipelines.config.policy_files import RECORD
-from pipelines.errors import InputMissing
+from pipelines.config.policy_files import RECORD, read_record
+from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_together
 from pipelines.files.checksums import seal
+from pipelines.files.malformed import UNREADABLE
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, zeros
 from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
@@ -81,8 +82,30 @@ def write_bundle(
         **(forms or {}),
     }
     files[RECORD] = seal(spec, files)
+    former = find_former_files(directory)
     write_together(directory, files)
+    for name in former - files.keys():  # forms of another policy, which would pass for forms of this one
+        (directory / name).unlink(missing_ok=True)
     return sum(map(len, files.values()))
+
+
+def find_former_files(directory: Path) -> set[str]:
+    """List the files of the bundle in `directory`, which another is about to replace. UsageError if the directory
+    contains something else, such as a dataset or the user's own notes."""
+    found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    try:
+        listed = read_record(directory)["files"]
+        return {name for name in listed if name in found}  # a record of somebody else may name any place
+    except UNREADABLE:
+        pass
+    if bundle.WEIGHTS in found:  # of an export that was killed, or a damaged one
+        return {name for name in found if name.startswith(("policy.", "parity."))}
+    if strange := sorted(name for name in found if not name.startswith(".")):
+        raise UsageError(
+            f"'{directory}' contains no policy bundle, but other files: {', '.join(strange[:3])}",
+            hint="choose an empty directory",
+        )
+    return set()
 
 
 def describe_policy(record: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pipelines.evaluation.adaptation import compute_metrics
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
-from pipelines.export.policy_bundle import describe_policy, write_bundle
+from pipelines.export.policy_bundle import describe_policy, find_former_files, write_bundle
 from pipelines.export.step_function import StepFunction
 from pipelines.files.atomic import write_together
 from pipelines.files.hub import HubAddress, is_on_hub
@@ -97,6 +97,7 @@ def _export_policy(
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
     wanted, asked = settings.export, settings.evaluate
+    find_former_files(to)  # before what takes minutes
     greedy = asked.acts_greedily(by_default=checkpoint.greedy)
     split = asked.task_split
     settings = settings.model_copy(update={"evaluate": asked.model_copy(update={"greedy": greedy, "split": split})})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pipelines.export import parity
+from pipelines.files.checksums import seal
 from tests.cli.conftest import Amago
 from tests.tiers import some
 
@@ -17,6 +19,37 @@ def test_a_bundle_is_written_where_asked(amago: Amago, small: Path) -> None:
     assert done.code == 0, done.err
     assert [Path(path) for path in done.json["outputs"]] == [Path("out/bundle")]
     assert list(Path("out/bundle").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damage", ["", "policy.json"])
+def test_files_of_the_bundle_before_are_removed(amago: Amago, small: Path, damage: str) -> None:
+    """A graph of another policy would pass for one of this bundle; what is not of a bundle stays."""
+    assert amago("export", "small", "--to", "b").code == 0
+    record = json.loads(Path("b/policy.json").read_text())
+    Path("b/policy.onnx").write_text("graph of another policy")
+    Path("b/notes.txt").write_text("mine")
+    sealed = seal(
+        {key: value for key, value in record.items() if key not in ("files", "checksum")}, {"policy.onnx": b""}
+    )
+    Path("b/policy.json").write_bytes(b"cut" if damage else sealed)
+    assert amago("export", "small", "--to", "b").code == 0
+    assert {path.name for path in Path("b").iterdir()} == {
+        "policy.json",
+        "policy.py",
+        "weights.safetensors",
+        "notes.txt",
+    }
+    assert amago("verify", "b").code == 0
+
+
+def test_a_directory_of_something_else_is_not_written_to(amago: Amago, small: Path) -> None:
+    Path("c").mkdir()
+    for name in ("README.md", "policy.json"):
+        Path("c", name).write_text("mine")
+    refused = amago("export", "small", "--to", "c", "--card")
+    assert refused.code == 2
+    assert "'c' contains no policy bundle, but other files: README.md, policy.json" in refused.err
+    assert {path.read_text() for path in Path("c").iterdir()} == {"mine"}
 
 
 def test_the_default_place_is_inside_the_run(amago: Amago, small: Path) -> None:
