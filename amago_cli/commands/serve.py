@@ -37,7 +37,9 @@ def serve(
         typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample; default: as it says."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampled actions.")] = 0,
-    sessions: Annotated[int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at a time.")] = 1_000,
+    sessions: Annotated[
+        int, typer.Option("--sessions", metavar="N", min=1, max=1_000_000, help="Most sessions at a time.")
+    ] = 1_000,
     idle: Annotated[
         float, typer.Option("--idle", metavar="SECONDS", min=0.1, help="End sessions that are unused for so long.")
     ] = 600.0,

@@ -33,7 +33,17 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_together
 from pipelines.files.checksums import seal
 from pipelines.files.malformed import UNREADABLE
-from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, zeros
+from pipelines.lake.spaces import (
+    LENGTH,
+    OBSERVATION,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    Ragged,
+    Space,
+    require_values,
+    zeros,
+)
 from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -164,23 +174,36 @@ class DeployedPolicy:
         self._action = zeros(self.spaces.action, (1,))
 
     def act(self, observation: Any, reward: float = 0.0) -> Any:
-        """Choose the action for `observation`; `reward` is that of the previous action (0 at the start)."""
+        """Choose the action for `observation`; `reward` is that of the previous action (0 at the start). InputMissing
+        if a column is missing, UsageError for values that are not of its space."""
         columns: dict[str, np.ndarray] = {}
         self._flatten(observation, OBSERVATION, columns)
         absent = [name for name in self.spaces.observation if name not in columns]
         if absent:
             raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
-        stored = {}
-        for name, space in self.spaces.observation.items():
-            value = columns[name].reshape(space.shape)
-            if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
-                value = value - np.asarray(space.start)
-            stored[name] = value.astype(space.dtype)[None]
+        stored = {name: self._store(columns[name], name)[None] for name in self.spaces.observation}
         self._action = self._policy.act(
             stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
         )
         self._time += 1
         return to_environment(self._action[0], self.spaces.action)
+
+    def _store(self, value: np.ndarray, name: str) -> np.ndarray:
+        """Convert a column to stored form. UsageError if it is not one of its space: cast, an image that was scaled to
+        [0, 1] would be black, and the action would look as good as any."""
+        space = self.spaces.observation[name]
+        try:
+            value = value.reshape(space.shape)
+            if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+                value = value - np.asarray(space.start)
+            with np.errstate(invalid="ignore"):
+                stored = value.astype(space.dtype)
+            if stored.dtype.kind in "iu" and not np.array_equal(stored, value):
+                raise ValueError(f"it has numbers that are no {space.dtype}")
+            require_values(stored, space)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"observation '{name}': {error}") from error
+        return stored
 
     def _flatten(self, value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
         """Collect the columns of an observation, whose members may be tables and tuples, under dotted names."""

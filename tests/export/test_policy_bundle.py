@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,9 +14,10 @@ import pytest
 
 from pipelines.envs.make import make
 from pipelines.envs.spec import ActionCodec, ObservationCodec
-from pipelines.errors import InputMissing, IntegrityError
-from pipelines.export.policy_bundle import load_policy, to_environment, write_bundle
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces, zeros
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.export.assets.policy import OnnxPolicy
+from pipelines.export.policy_bundle import DeployedPolicy, load_policy, to_environment, write_bundle
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.rollout.policies import load_policy as run_policy
@@ -128,6 +131,31 @@ def test_every_action_leaves_as_the_environment_takes_it(case: str) -> None:
     for action, expected in zip(given, codec.decode(given), strict=True):
         np.testing.assert_allclose(to_environment(action, codec.space), expected, rtol=1e-6)
         assert TAKEN[case].contains(to_environment(action, codec.space))
+
+
+WRONG = [
+    (Box(shape=(4,)), [0.0, np.nan, 0.0, 0.0], "not finite"),
+    (Box(shape=(4,)), [0.0, 1.0, 2.0], "shape"),
+    (Box(shape=(2, 2, 1), dtype="uint8"), np.full((2, 2, 1), 300), "uint8"),
+    (Box(shape=(2, 2, 1), dtype="uint8"), np.full((2, 2, 1), 0.5), "uint8"),
+    (Discrete(n=4, start=2), 9, "choice"),
+    (Discrete(n=4, start=2), 1, "choice"),
+    (Discrete(n=4, start=2), 3.7, "int32"),
+    (MultiDiscrete(nvec=(3, 4)), [3, 3], "choice"),
+]
+
+
+@pytest.mark.parametrize(("space", "value", "words"), WRONG)
+def test_values_that_are_not_of_their_space_are_refused(space: Space, value: Any, words: str) -> None:
+    """Cast, they would choose an action that looks as good as any: by a bundle in Python, and by one through ONNX."""
+    spaces = Spaces(observation={"obs": space}, action=Discrete(n=2))
+    deployed = DeployedPolicy(Agent(spaces, settings()).eval(), capacity=4, greedy=True, seed=0)
+    with pytest.raises(UsageError, match=f"observation 'obs'.*{words}"):
+        deployed.act(value)
+    record = dict(spaces.to_json()["observation"])["obs"]
+    alone: Any = SimpleNamespace(actors=1, single=True)
+    with pytest.raises(ValueError, match=f"observation 'obs'.*{words}"):
+        OnnxPolicy.stored(alone, value, record, "obs")
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:

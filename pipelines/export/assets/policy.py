@@ -83,7 +83,7 @@ class OnnxPolicy:
         flatten(observation, "obs", columns, self.columns, self.single)
         if absent := [name for name in self.columns if name not in columns]:
             raise ValueError("the observation lacks " + ", ".join(absent))
-        stored = {name: self.stored(columns[name], space) for name, space in self.columns.items()}
+        stored = {name: self.stored(columns[name], space, name) for name, space in self.columns.items()}
         rewards = np.broadcast_to(np.asarray(reward, np.float32), (self.actors,))
         found = self.step(stored, self.previous, rewards, self.begins, all=False)
         self.previous = found["greedy" if self.greedy else "sampled"]
@@ -120,11 +120,24 @@ class OnnxPolicy:
         self.memory = {name: found["next." + name] for name in self.memory}
         return found
 
-    def stored(self, value: Any, space: Record) -> np.ndarray:
-        value = np.asarray(value).reshape((self.actors, *shape_of(space)))
+    def stored(self, value: Any, space: Record, name: str) -> np.ndarray:
+        shape = (self.actors, *shape_of(space))
+        value = np.asarray(value)
+        if value.size != np.prod(shape, dtype=int):
+            raise ValueError(f"observation '{name}' has the shape {value.shape}, not {shape[self.single :]}")
+        value = value.reshape(shape)
         if "start" in space:
             value = value - np.asarray(space["start"])
-        return np.ascontiguousarray(value.astype(dtype_of(space)))
+        with np.errstate(invalid="ignore"):
+            stored = np.ascontiguousarray(value.astype(dtype_of(space)))
+        if stored.dtype.kind in "iu" and not np.array_equal(stored, value):
+            raise ValueError(f"observation '{name}' has numbers that are no {stored.dtype}")
+        if stored.dtype.kind == "f" and not np.isfinite(stored).all():
+            raise ValueError(f"observation '{name}' has a number that is not finite")
+        choices = {"discrete": "n", "multi_discrete": "nvec"}.get(space["kind"])
+        if choices and ((stored < 0) | (stored >= np.asarray(space[choices]))).any():
+            raise ValueError(f"observation '{name}' has a choice that does not exist")
+        return stored
 
 
 def executed(action: np.ndarray, space: Record) -> np.ndarray:

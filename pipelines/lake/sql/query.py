@@ -242,6 +242,7 @@ def parse_query(
     SQL.
     """
     start = len(before.encode())
+    _require_utf8(text)
     (found,) = connection.execute("select json_serialize_sql(?)", [before + text + after]).fetchall()[0]
     tree = json.loads(found)
     if tree["error"] and tree["error_type"] == "parser" and "selection list" not in tree["error_message"]:
@@ -490,9 +491,19 @@ def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         raise duckdb.Error(text) from error
 
 
+def _require_utf8(text: str) -> None:
+    """Refuse bytes of a command that are no UTF-8, which DuckDB would answer with an error of its binding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"SQL: the character {text[error.start]!r} is no text in UTF-8") from error
+
+
 @contextlib.contextmanager
 def explain_errors(texts: Mapping[int, str]) -> Iterator[None]:
     """Turn errors of DuckDB into UsageErrors that point into a user's texts, keyed by their first line in the query."""
+    for text in texts.values():
+        _require_utf8(text)
     try:
         yield
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
