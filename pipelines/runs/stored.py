@@ -150,7 +150,7 @@ class StoredRun:
     @property
     def distinctive_settings(self) -> dict[str, Any]:
         """`settings`, but of a planned run the budget in place of those that were chosen for it: they follow from rates
-        that every run measures anew."""
+        that every run measures again."""
         plan = self._recipe.get("plan")
         if not isinstance(plan, Mapping):
             return self.settings

@@ -71,7 +71,7 @@ def test_runs_are_grouped_by_what_differs_except_the_seed_and_how_they_are_carri
 
 
 def test_planned_runs_are_grouped_by_their_budget_and_what_was_given(tmp_path: Path) -> None:
-    """Epochs and steps follow from rates that each run has measured anew."""
+    """Epochs and steps follow from rates that each run has measured again."""
     runs = []
     for seed, minutes, epochs in [(0, 2.0, 7), (1, 2.0, 8), (0, 4.0, 15)]:
         settings = {"seed": seed, "epochs": epochs, "size": "tiny"}

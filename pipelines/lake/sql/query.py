@@ -492,11 +492,11 @@ def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 
 def _require_utf8(text: str) -> None:
-    """Refuse bytes of a command that are no UTF-8, which DuckDB would answer with an error of its binding."""
+    """Refuse bytes of a command that are not UTF-8, which DuckDB would answer with an error of its binding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"SQL: the character {text[error.start]!r} is no text in UTF-8") from error
+        raise UsageError(f"SQL: {text[error.start]!r} is not a character of UTF-8") from error
 
 
 @contextlib.contextmanager

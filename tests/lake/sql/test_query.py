@@ -57,7 +57,7 @@ def either(request: pytest.FixtureRequest, filled: Lake, lake: Lake) -> Lake:
         ("select nope from trajectories", "nope"),
         ("select * from nope", "nope"),
         ("select 1; select 2", "one SELECT"),
-        ("select '\udcff'", "no text in UTF-8"),
+        ("select '\udcff'", "is not a character of UTF-8"),
         ("", "one SELECT"),
         ("drop table trajectories", "one SELECT"),
         ("delete from trajectories", "one SELECT"),
