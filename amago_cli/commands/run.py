@@ -126,7 +126,7 @@ def run(
 
         described: dict[str, Any] | None = None
         own = RunDirectory(run).config_path
-        is_planned = read_plan(run) is not None and Path(recipe).exists() and Path(recipe).samefile(own)
+        is_planned = read_plan(run) is not None and Path(recipe).resolve() == own.resolve()
         if not is_planned:  # a run that is repeated by its own configuration keeps its plan
             described = describe_recipe(name, request.file, request.assignments, settings, env_model=find_env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)

@@ -53,14 +53,14 @@ def find_usual(count_N: np.ndarray) -> int:
 
 def _cover(count_N: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Cover ranges of `count_N` rows by blocks of few sizes, of which one call copies any number: the ranges of the
-    usual length by one block, longer ones by several of them, shorter ones by up to four of a power of four, which may
-    overlap. Yields a size, and for its blocks (n,) the range and the first row in it."""
+    usual length by one block, those up to four times as long by several of them, others by up to four of a power of
+    four, which may overlap. Yields a size, and for its blocks (n,) the range and the first row in it."""
     usual = find_usual(count_N)
     if (count_N == usual).all():
         yield usual, np.arange(len(count_N)), np.zeros_like(count_N)
         return
     power_N = 4 ** ((np.frexp(count_N)[1].astype(np.int64) - 1).clip(0) // 2)
-    size_N = np.where(count_N >= usual, usual, power_N)
+    size_N = np.where((count_N >= usual) & (count_N <= 4 * usual), usual, power_N)
     order = np.argsort(size_N, kind="stable")
     number = -(-count_N[order] // size_N[order])
     at = np.repeat(order, number)
