@@ -57,6 +57,8 @@ COUNTS = (
     "thirty-two",
     "thirty-three",
     "thirty-four",
+    "thirty-five",
+    "thirty-six",
 )
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
