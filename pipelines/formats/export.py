@@ -18,7 +18,7 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.make import find_exporter
-from pipelines.formats.manifest import MARK, digest_files
+from pipelines.formats.manifest import MARK, digest_files, find_altered
 from pipelines.formats.tables import croissant
 from pipelines.lake.reading import Reader, group_by_episode
 from pipelines.lake.schema import OPTIONAL
@@ -40,9 +40,11 @@ def export(
     mark = {"format": form, **about}
     digest = hashlib.sha256("".join(uid for pieces in episodes for uid in pieces).encode()).hexdigest()
     known = _claim(to, mark)
-    files = known.get("files")
-    whole = known.get("complete") and isinstance(files, dict) and all((to / name).is_file() for name in files)
-    if whole and known.get("digest") == digest:
+    is_finished = known.get("complete") is True and bool(known.get("files"))
+    altered = find_altered(to, listener) if is_finished else []
+    for name in altered:  # a file that is there would not be written again
+        (to / name).unlink(missing_ok=True)
+    if is_finished and not altered and known.get("digest") == digest:
         return Exported(trajectories=len(episodes), steps=known["steps"], written=0, bytes=known["bytes"])
     optional = [OPTIONAL[name] for name in OPTIONAL if any(name in each.optional for each in lake.schemas().values())]
     if form in _WITHOUT_OPTIONAL and optional:

@@ -41,6 +41,13 @@ def digest_files(folder: Path, listener: Listener = silent) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): digest for path, digest in _digest(paths, listener).items()}
 
 
+def find_altered(folder: Path, listener: Listener = silent) -> list[str]:
+    """List the files of a finished export that are missing or not as they were, by their path below `folder`."""
+    wanted = _read_digests(folder)
+    found = _digest([folder / name for name in wanted if (folder / name).is_file()], listener)
+    return [name for name, digest in wanted.items() if found.get(folder / name) != digest]
+
+
 def verify_files(place: str, *, nested: bool = False, listener: Listener = silent) -> None:
     """Compare the files of an exported dataset with their digests, before anything else is read from them.
 

@@ -13,6 +13,7 @@ from pipelines.errors import IntegrityError, UsageError
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.export import export
 from pipelines.formats.make import EXPORTERS, FORMATS, IMPORTERS, find_exporter
+from pipelines.formats.manifest import verify_files
 from pipelines.formats.tables import writer
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -92,6 +93,22 @@ def test_the_same_again_writes_nothing_and_more_writes_what_is_missing(lake: Lak
     uids += fill(lake, [5], seed=1)
     more = export(lake, uids, tmp_path / "out", form=form, about=ABOUT)
     assert (more.trajectories, more.written) == (3, 1 if form == "npz" else 3)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("form", ["npz", "parquet", "hdf5"])
+def test_exporting_again_replaces_a_damaged_file(lake: Lake, tmp_path: Path, form: str) -> None:
+    """As the message of an import says."""
+    uids, out = list(fill(lake, [3, 4])), tmp_path / "out"
+    export(lake, uids, out, form=form, about=ABOUT)
+    damaged = max(
+        (path for path in out.rglob("*") if path.name != "dataset.json"), key=lambda path: path.stat().st_size
+    )
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(IntegrityError, match="export it again"):
+        verify_files(str(out))
+    assert export(lake, uids, out, form=form, about=ABOUT).written > 0
+    verify_files(str(out))
 
 
 def test_an_interrupted_one_goes_on(lake: Lake, tmp_path: Path) -> None:
