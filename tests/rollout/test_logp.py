@@ -72,7 +72,7 @@ def probabilities(agent: Agent, columns: dict[str, np.ndarray]) -> tuple[np.ndar
     reward, time = torch.from_numpy(columns["reward"])[None], torch.arange(len(columns["reward"]))[None]
     tokens = agent.timestep({name: rows[name] for name in agent.spaces.observation}, rows["action"], reward, time)
     params = agent.heads.actor.acting(agent.sequence(tokens, time))[0, :-1]
-    policy: Any = agent.heads.policy
+    policy: Any = agent.make_player()
     return policy.probs(params).double().numpy(), policy.index(rows["action"][0, 1:]).numpy()
 
 
