@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 
 # Scores are highest at a rate of 1e-3. A poor run has poor evaluations from the start and takes long.
 FAKE = """
-import json, math, sys, time, signal, pathlib
+import json, math, os, shutil, sys, time, signal, pathlib
 sys.argv[0] = "amago"
 from tests.runs.factory import make_run, write_evaluation
 path, rate, seed, mode = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -35,8 +35,11 @@ with open(path.parent / f"{path.name}.started", "a") as file: file.write("x")
 if mode == "fail":
     print(json.dumps({"error": {"message": "cannot learn"}})); sys.exit(1)
 score = 1 - abs(math.log10(rate) + 3) + seed / 1000
-if not path.exists():
-    make_run(path, scores={10: score / 2}, status=None)
+if not path.exists():  # at once, since it may be killed at any moment
+    new = path.with_name(path.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    make_run(new, scores={10: score / 2}, status=None)
+    os.rename(new, path)
 poor = mode == "slow" and score < 0.5
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 if poor:
@@ -44,7 +47,8 @@ if poor:
 write_evaluation(path, 20, score)
 record = json.loads((path / "run.json").read_text())
 record["stages"]["run"] |= {"status": "done", "argv": sys.argv}
-(path / "run.json").write_text(json.dumps(record))
+(path / "run.json.new").write_text(json.dumps(record))
+os.replace(path / "run.json.new", path / "run.json")
 """
 SPACE = [Dimension(key="train.learning_rate", low=1e-5, high=1e-1, log=True), Dimension(key="x", choices=([1], [1, 2]))]
 
