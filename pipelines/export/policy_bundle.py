@@ -41,7 +41,7 @@ from pipelines.lake.spaces import (
     MultiDiscrete,
     Ragged,
     Space,
-    require_values,
+    convert_to_stored,
     zeros,
 )
 from pipelines.learning import bundle
@@ -189,21 +189,12 @@ class DeployedPolicy:
         return to_environment(self._action[0], self.spaces.action)
 
     def _store(self, value: np.ndarray, name: str) -> np.ndarray:
-        """Convert a column to stored form. UsageError if it is not one of its space: cast, an image that was scaled to
-        [0, 1] would be black, and the action would look as good as any."""
+        """Convert a column to stored form. UsageError if it is not one of its space."""
         space = self.spaces.observation[name]
         try:
-            value = value.reshape(space.shape)
-            if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
-                value = value - np.asarray(space.start)
-            with np.errstate(invalid="ignore"):
-                stored = value.astype(space.dtype)
-            if stored.dtype.kind in "iu" and not np.array_equal(stored, value):
-                raise ValueError(f"it has numbers that are no {space.dtype}")
-            require_values(stored, space)
+            return convert_to_stored(value.reshape(space.shape), space)
         except (TypeError, ValueError) as error:
             raise UsageError(f"observation '{name}': {error}") from error
-        return stored
 
     def _flatten(self, value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
         """Collect the columns of an observation, whose members may be tables and tuples, under dotted names."""

@@ -321,3 +321,16 @@ def require_values(values: np.ndarray, space: Space, leading: tuple[int, ...] = 
         choices = 2
     if choices is not None and ((values < 0) | (values >= choices)).any():
         raise ValueError(f"it has a choice outside of 0 to {np.max(choices) - 1}")
+
+
+def convert_to_stored(given: np.ndarray, space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:
+    """Convert an environment's numbers to stored form. ValueError if they are not of the space: by a cast, an image
+    that was scaled to [0, 1] would be black, and an action that follows from it would look as good as any."""
+    if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+        given = given - np.asarray(space.start)
+    with np.errstate(all="ignore"):
+        stored = given.astype(space.dtype)
+    if stored.dtype.kind in "biu" and not np.array_equal(stored, given):
+        raise ValueError(f"it has a number that is not {space.dtype}")
+    require_values(stored, space, leading)
+    return stored

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, require_values
+from pipelines.lake.spaces import LENGTH, Box, Ragged, Space, Spaces, convert_to_stored
 
 _LARGEST = 3.4e38  # below the largest float32
 
@@ -120,11 +120,4 @@ def _array(value: Any, space: Space, count: int | None) -> np.ndarray:
     if given.shape != shape:
         raise ValueError(f"its shape is {list(given.shape[1:])}, not {list(space.shape)}" if count is None else
                          f"its shape is {list(given.shape)}, not {list(shape)}")  # fmt: skip
-    if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
-        given = given - np.asarray(space.start)
-    with np.errstate(all="ignore"):
-        stored = given.astype(space.dtype)
-    if stored.dtype.kind in "biu" and not np.array_equal(stored, given):
-        raise ValueError(f"it has a number that is not {space.dtype}")
-    require_values(stored, space, shape[:1])
-    return stored
+    return convert_to_stored(given, space, shape[:1])

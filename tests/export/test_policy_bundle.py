@@ -155,7 +155,7 @@ def test_values_that_are_not_of_their_space_are_refused(space: Space, value: Any
     record = dict(spaces.to_json()["observation"])["obs"]
     alone: Any = SimpleNamespace(actors=1, single=True)
     with pytest.raises(ValueError, match=f"observation 'obs'.*{words}"):
-        OnnxPolicy.stored(alone, value, record, "obs")
+        OnnxPolicy.convert(alone, value, record, "obs")
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:

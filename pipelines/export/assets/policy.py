@@ -83,7 +83,7 @@ class OnnxPolicy:
         flatten(observation, "obs", columns, self.columns, self.single)
         if absent := [name for name in self.columns if name not in columns]:
             raise ValueError("the observation lacks " + ", ".join(absent))
-        stored = {name: self.stored(columns[name], space, name) for name, space in self.columns.items()}
+        stored = {name: self.convert(columns[name], space, name) for name, space in self.columns.items()}
         rewards = np.broadcast_to(np.asarray(reward, np.float32), (self.actors,))
         found = self.step(stored, self.previous, rewards, self.begins, all=False)
         self.previous = found["greedy" if self.greedy else "sampled"]
@@ -120,7 +120,8 @@ class OnnxPolicy:
         self.memory = {name: found["next." + name] for name in self.memory}
         return found
 
-    def stored(self, value: Any, space: Record, name: str) -> np.ndarray:
+    def convert(self, value: Any, space: Record, name: str) -> np.ndarray:
+        """Convert a column to stored form (N, ...). ValueError if it is not of its space, instead of a cast."""
         shape = (self.actors, *shape_of(space))
         value = np.asarray(value)
         if value.size != np.prod(shape, dtype=int):
@@ -131,7 +132,7 @@ class OnnxPolicy:
         with np.errstate(invalid="ignore"):
             stored = np.ascontiguousarray(value.astype(dtype_of(space)))
         if stored.dtype.kind in "iu" and not np.array_equal(stored, value):
-            raise ValueError(f"observation '{name}' has numbers that are no {stored.dtype}")
+            raise ValueError(f"observation '{name}' has a number that is not {stored.dtype}")
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
             raise ValueError(f"observation '{name}' has a number that is not finite")
         choices = {"discrete": "n", "multi_discrete": "nvec"}.get(space["kind"])
