@@ -76,6 +76,17 @@ class DefaultGroup(Group):
 class Command(TyperCommand):
     """Command whose options are listed by section, with the defaults of the settings that they set."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. None may be empty, as in `--run "$UNSET"`: the path would be the current directory."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.get_params(ctx):
+            value = given.get(parameter.name)
+            if "" in (value if isinstance(value, list | tuple) else (value,)):
+                metavar = (parameter.metavar or parameter.name).strip("[]")
+                is_argument = parameter.param_type_name == "argument"
+                ctx.fail(f"argument '{metavar}' is empty" if is_argument else f"{parameter.opts[0]} is empty")
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = []
         keys: Mapping[str, str] = getattr(self.callback, "settings", {})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import OBSERVATION, Space, parse_type, require_values
+from pipelines.lake.spaces import OBSERVATION, Space, convert_to_stored, parse_type
 from pipelines.relabelers.base import Context
 from pipelines.relabelers.paths import Paths
 from pipelines.relabelers.rewards import find_values
@@ -56,13 +56,9 @@ class AddedColumn:
     def relabel(self, paths: Paths) -> Paths:
         """Add the column. UsageError for a value that its type does not have."""
         found = self.fill(paths)
-        with np.errstate(all="ignore"):
-            values = found.astype(self.space.dtype)
-        values = np.broadcast_to(values.reshape(-1, *[1] * len(self.space.shape)), (len(found), *self.space.shape))
+        values = np.broadcast_to(found.reshape(-1, *[1] * len(self.space.shape)), (len(found), *self.space.shape))
         try:
-            if values.dtype.kind != "f" and not np.array_equal(found, found.astype(values.dtype)):
-                raise ValueError(f"it has a number that is not {self.space.dtype}")
-            require_values(values, self.space, (len(found),))
+            values = convert_to_stored(values, self.space, (len(found),))
         except ValueError as error:
             raise UsageError(f"{self.method}: {error}", hint="give another value, or another type") from error
         return paths.with_columns({self.name: values})

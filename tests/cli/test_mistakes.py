@@ -224,6 +224,19 @@ def test_a_training_state_of_other_types_is_named(amago: Amago, small: Path, sta
 
 
 @pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["collect", "--env", "tmaze", "--run", ""], "--run"),
+        (["run", "tmaze", "--run="], "--run"),
+        (["report", ""], "argument 'RUN...'"),
+    ],
+)
+def test_an_empty_place_is_not_the_current_directory(amago: Amago, words: list[str], what: str) -> None:
+    refused(amago(*words), 2, f"error: {what} is empty")
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["train", "runs/x"], "unexpected argument 'runs/x'; did you mean --from-lake runs/x?"),

@@ -161,3 +161,10 @@ def test_values_that_are_none_name_the_trajectory(found, mine, text, result, wor
     with pytest.raises(AmagoError, match=words) as caught:
         derive(chain, found)
     assert caught.value.exit_code in (2, 3)
+
+
+@pytest.mark.parametrize("spoil", [lambda values: values[1:], lambda values: values * np.nan, lambda values: 1 / 0])
+def test_of_several_trajectories_the_wrong_one_is_named(found, mine, spoil):
+    mine.f = lambda c: spoil(c["reward"]) if len(c["reward"]) == 31 else c["reward"]
+    with pytest.raises(AmagoError, match=f"trajectory {found[2].uid}"):
+        derive(Chain(["reward:mine:f"], CONTEXT, seed=0), found)
