@@ -102,6 +102,10 @@ def make_recipe(
             f"a recipe without stages collects, trains and evaluates, and has no use for {', '.join(unused)}",
             hint="list its stages, such as stages = ['ingest', 'train', 'evaluate']",
         )
+    if settings.agent.target == "label":
+        from pipelines.stages.run import require_labels  # imports torch
+
+        require_labels(settings)  # before what takes minutes
     facts, _ = _measure_env(settings, budget, listener)
     if tasks := settings.collect.tasks:  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks

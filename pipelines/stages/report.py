@@ -35,7 +35,11 @@ def run(
             )
         to = paths[0] / run_report.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
-    page = make_page([read_run(path) for path in paths], sample=episodes, draw=draw_trajectory, listener=listener)
+    runs = [read_run(path) for path in paths]
+    for stored in runs:
+        for problem in (*stored.problems, *stored.damaged_evaluations):
+            listener(Notice(stage="report", text=f"{stored.path}: {problem}; left out", level="warning"))
+    page = make_page(runs, sample=episodes, draw=draw_trajectory, listener=listener)
     written = page.write(to)
     return Result(
         command="report",

@@ -122,6 +122,15 @@ def _take_part(run: Path, listener: Listener) -> Result:
     return Result(command="run", status="done", run=run, seconds=time.monotonic() - started)
 
 
+def require_labels(settings: Settings) -> None:
+    """Raise UsageError if an agent that learns from labels collects steps without any."""
+    if settings.agent.target == "label" and not settings.collect.label:
+        raise UsageError(
+            "agent.target is 'label', but nothing labels what is collected",
+            hint="set collect.label, e.g. to expert; or leave out agent.target",
+        )
+
+
 def _run_chain(
     settings: Settings,
     *,
@@ -141,12 +150,8 @@ def _run_chain(
         raise UsageError(
             "train.like: a chain trains on the lakes that it fills", hint="use amago train --like RUN@CHECKPOINT"
         )
-    collects_alone = any(entry.stage == "collect" for entry in settings.stages) and not settings.collect.label
-    if settings.agent.target == "label" and collects_alone:
-        raise UsageError(
-            "agent.target is 'label', but nothing labels what is collected",
-            hint="set collect.label, e.g. to expert; or leave out agent.target",
-        )
+    if any(entry.stage == "collect" for entry in settings.stages):
+        require_labels(settings)
     planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
     if settings.agent.needs_logp and not all(each.logp for each in planned):
         wanted, without = name_need_of_logp(settings.agent)

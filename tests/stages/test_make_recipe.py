@@ -353,6 +353,13 @@ def test_rates_of_any_actions(name: str) -> None:
     assert rates.collect_seconds > 0
 
 
+def test_an_agent_that_learns_from_labels_needs_some_before_anything_is_measured(tmp_path: Path) -> None:
+    listened: list[object] = []
+    with pytest.raises(UsageError, match="nothing labels what is collected"):
+        run(env="tmaze", directory=tmp_path / "run", settings={"agent.target": "label"}, listener=listened.append)
+    assert not any(isinstance(event, Progress) for event in listened)
+
+
 @pytest.mark.system
 def test_a_call_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,3 +59,11 @@ def test_a_place_that_cannot_be_written(amago: Amago) -> None:
     assert failed.code == 1
     assert "file" in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_damaged_files_are_named(amago: Amago) -> None:
+    run = make_run(Path("runs/maze"), scores={10: 0.5})
+    (run / "evaluations" / "000020-9318ba67.json").write_text("[]")
+    done = amago("report", run, "--episodes", 0)
+    assert done.code == 0
+    assert "warning: report: runs/maze: evaluations/000020-9318ba67.json is damaged; left out\n" in done.err
