@@ -4,9 +4,9 @@
 
 A mutant is the engine with one change: a comparison turned or moved by one, `and` for `or`, + for -, a number raised, a
 condition negated, a call left out, a result replaced by None. The places are drawn from a room of `pipelines/`, each as
-likely as another. The tests named after the module run first, then those of the room, then those elsewhere that import
-the module, in a copy of the checkout as it was committed and without the tiers that start processes. A mutant that
-survives is a behaviour that no test states, a line that does nothing, or a change without effect: read it and decide.
+likely as another. The tests named after the module run first, then those of its room, then others that import it, in a
+copy of the checkout as it was committed: the quick tier, then the tier `system`. A mutant that survives is a behaviour
+that no test states, a line that does nothing, or a change without effect: read it and decide.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIERS = "not full and not system and not slow and not gpu and not ray"
+TIERS = ("not full and not system and not slow and not gpu and not ray", "system and not slow and not gpu and not ray")
 TEST_SECONDS = 120  # of one test, after which the mutant counts as killed: it made an endless loop
+NOTHING_RAN = 5  # an exit code of pytest
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -151,13 +152,19 @@ def try_mutant(mutant: Mutant, checkout: Path, *, seconds: float) -> tuple[str, 
     target = checkout / mutant.path
     original = target.read_text()
     mutant.write(checkout)
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-x", "-p", "no:cacheprovider", "-m", TIERS]
-    command += ["-p", "no:xdist", f"--timeout={TEST_SECONDS}", *order_tests(mutant.path, checkout / "tests")]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [f"--timeout={TEST_SECONDS}", *order_tests(mutant.path, checkout / "tests")]
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
-    began = time.monotonic()
+    began, outcome = time.monotonic(), "survived"
     try:
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, timeout=seconds)
-        outcome = "survived" if done.returncode == 0 else "killed"
+        for tier in TIERS:
+            left = seconds - (time.monotonic() - began)
+            done = subprocess.run(
+                [*command, "-m", tier], cwd=checkout, env=environment, capture_output=True, timeout=left
+            )
+            if done.returncode not in (0, NOTHING_RAN):
+                outcome = "killed"
+                break
     except subprocess.TimeoutExpired:
         outcome = "survived so far"
     finally:
