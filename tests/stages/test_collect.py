@@ -202,6 +202,7 @@ def test_means_say_how_many_episodes_they_leave_out(tmp_path: Path) -> None:
     short = collect.run(tiny(collect={"steps": 12}), lake=tmp_path / "short", listener=heard.append).metrics
     assert (short["trajectories"], short["unfinished"], short["return_mean"]) == (0, 4, None)
     assert (short["unfinished_steps"], short["in_flight_share"]) == (12, 1.0)
+    assert 0 < short["policy_share"] < 1 - short["env_share"] < 1
     assert "no episode ended in 3 steps of each of 4 actors, an episode takes up to 5" in notices(heard)
     walk = {"name": "tests.envs.breaking:Walk", "length": 40}
     heard.clear()
