@@ -150,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from pipelines import trust
             from pipelines.config.host import is_main
 
+            ranks.end_with_launcher()
             ranks.refuse_other_commands(invocation)
             completing.register()
             with stoppable(), trust.only(words):

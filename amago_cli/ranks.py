@@ -24,8 +24,17 @@ if TYPE_CHECKING:
     from pipelines.config.settings import TrainSettings
 
 _POLL_SECONDS = 0.05
+_LEAST_MEMORY = 256 << 20  # of a rank, most of it torch
 _REPORT_SECONDS = 30.0  # in which rank 0 comes to the same error, on a busy host, too
 _SILENT = ("ReportedElsewhere", "RankLost", "Interrupted")
+
+
+def end_with_launcher() -> None:
+    """Let this process end with the launcher that started it, also while it still imports what it needs."""
+    if "AMAGO_LAUNCHER" in os.environ:
+        from pipelines.config.host import end_with_parent
+
+        end_with_parent()
 
 
 def refuse_other_commands(invocation: Invocation) -> None:
@@ -101,11 +110,17 @@ class Launch:
 
 
 def plan_launch(invocation: Invocation, train: TrainSettings) -> Launch | None:
-    """Plan the processes that repeat this call; None if it is one of them or needs no others."""
-    from pipelines.config.host import count_ranks
+    """Plan the processes that repeat this call; None if it is one of them or needs no others. UsageError for more than
+    the host has memory for: it would end other programs before this one."""
+    from pipelines.config.host import count_ranks, find_memory
+    from pipelines.errors import UsageError
 
     if train.ranks == 1 or count_ranks() > 1:
         return None
+    if (memory := find_memory()) is not None and train.ranks * _LEAST_MEMORY > memory:
+        most = memory // _LEAST_MEMORY
+        text = f"train.ranks = {train.ranks:,}: this host has {memory / 2**30:.0f} GiB, enough for {most:,} at most"
+        raise UsageError(text, hint="one for each GPU, or for a few cores, is usual")
     return Launch(ranks=train.ranks, arguments=invocation.arguments, timeout_seconds=train.rank_timeout)
 
 

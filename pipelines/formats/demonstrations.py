@@ -36,10 +36,10 @@ from pipelines.events import Notice
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
 from pipelines.formats.flat.arrays import open_array, split_slice
 from pipelines.formats.hdf5 import as_scalar, open_file, reading, walk_leaves
-from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces, read_flags
+from pipelines.formats.intake import EpisodeValidator, infer_action_space, infer_space, match_spaces, read_flags
 from pipelines.formats.transitions import Steps
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
-from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 _GROUP, _OBS, _NEXT = "data", "obs", "next_obs"
@@ -144,11 +144,12 @@ class _DemonstrationImporter(ABC):
         observation: dict[str, Space] = {
             name: infer_space(values.shape[1:], values.dtype) for name, values in first.observation.items()
         }
-        return Spaces(observation=observation, action=self._find_action_space(first.action))
+        action = infer_action_space(first.action, self._find_largest, self._settings, what=self._what)
+        return Spaces(observation=observation, action=action)
 
-    def _find_action_space(self, first: np.ndarray) -> Space:
-        """Find the space of actions, given those of the first trajectory."""
-        return make_action_box(first.shape[1:], self._settings, what=self._what)
+    def _find_largest(self) -> int:
+        actions = (self._read(number).action for number in range(len(self._names)))
+        return max((int(each.max()) for each in actions if each.size), default=0)
 
     def _read(self, number: int) -> _Demonstration:
         """Read the demonstration of this number. IntegrityError if its arrays do not agree."""
@@ -334,14 +335,6 @@ class D3rlpyImporter(_DemonstrationImporter):
     def _find_observations(self, first: Any) -> dict[str, str]:
         parts = {f"{OBSERVATION}.{part}": f"observations_{part}" for part in self._parts}
         return parts or {OBSERVATION: "observations"}
-
-    def _find_action_space(self, first: np.ndarray) -> Space:
-        if first.dtype.kind not in "iu":
-            return super()._find_action_space(first)
-        size = int(np.prod(first.shape[1:], dtype=np.int64))
-        actions = (self._read(number).action for number in range(len(self._names)))
-        count = self._settings.num_actions or 1 + max((int(each.max()) for each in actions if each.size), default=0)
-        return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
 
 
 class _NumberedArrays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,22 +113,28 @@ class EpisodeValidator:
         columns |= {name: np.zeros(len(later), dtype=np.uint8) for name in (TERMINATED, TRUNCATED, RESET)}
         columns[TERMINATED][ends], columns[TRUNCATED][ends] = raw.terminated, raw.truncated
         if raw.reset is not None:
-            columns[RESET][...] = raw.reset
+            reset = np.asarray(raw.reset).reshape(-1)
+            _require_numbers(reset, RESET, self._what)
+            place.require((reset == 0) | (reset == 1), RESET, "is not 0 or 1")
+            columns[RESET][...] = reset
         return columns
 
     def _report_rounding(self, arrays: Mapping[str, np.ndarray]) -> None:
         if self._reported:
             return
-        rounded = []
+        rounded: dict[str, list[str]] = {}
+        stored = {**self._spaces.observation, ACTION: self._spaces.action}
         for name, values in arrays.items():
             values = np.asarray(values)
-            if values.dtype.kind == "f" and values.dtype.itemsize >= 8:
+            becomes = np.dtype(stored[name].dtype) if name in stored else np.dtype(np.float32)
+            if values.dtype.kind in "iuf" and becomes.kind == "f" and values.dtype.itemsize >= becomes.itemsize:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    if not np.array_equal(values, values.astype(np.float32), equal_nan=True):
-                        rounded.append(name)
-        if rounded:
+                    same = values.astype(becomes).astype(values.dtype)
+                if not np.array_equal(values, same, equal_nan=values.dtype.kind == "f"):
+                    rounded.setdefault(f"{values.dtype} is rounded to {becomes}", []).append(name)
+        for how, names in rounded.items():
             self._reported = True
-            self._listener(Notice(text=f"{self._what}: {', '.join(rounded)}: float64 is rounded to float32"))
+            self._listener(Notice(text=f"{self._what}: {', '.join(names)}: {how}"))
 
     def _convert_observation(self, name: str, space: Space, values: np.ndarray, place: _Locator) -> np.ndarray:
         values = np.asarray(values)
@@ -229,18 +235,20 @@ def _find_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
-    """Read flags of any number type as (n,) bool. IntegrityError for NaN; `first` is the row of the first, for the
-    message.
+    """Read flags of any number type as (n,) bool. IntegrityError for what is not 0 or 1; `first` is the row of the
+    first, for the message.
     """
     found = np.asarray(values)
     _require_numbers(found, name, what)
     found = found.reshape(-1)
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        row = first + int(np.isnan(found).argmax())
+    fine = (found == 0) | (found == 1)
+    if not fine.all():
+        row = int(np.argmin(fine))
+        shown = "NaN" if np.isnan(found[row]) else f"{found[row]:g}"
         raise IntegrityError(
-            f"{what}: '{name}' is NaN at row {row:,}, not 0 or 1", hint="leave it out, or correct the file"
+            f"{what}: '{name}' is {shown} at row {first + row:,}, not 0 or 1", hint="leave it out, or correct the file"
         )
-    return np.asarray(found > 0.5)
+    return np.asarray(found == 1)
 
 
 class _Locator:
@@ -307,6 +315,27 @@ def make_action_box(shape: Sequence[int], settings: SourceSettings, *, what: str
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise InputMissing(f"{what}: source.action_low is not below source.action_high")
     return Box(shape=tuple(int(n) for n in shape), low=low, high=high)
+
+
+def infer_action_space(
+    actions: np.ndarray, find_largest: Callable[[], int] | None, settings: SourceSettings, *, what: str
+) -> Space:
+    """Infer the space of actions from some (n, ...): choices for whole numbers, truth values, and where
+    `source.num_actions` says how many there are; else numbers within the bounds of the settings. `find_largest` reads
+    all whole numbers for the largest; InputMissing where it is None and needed.
+    """
+    shape = actions.shape[1:]
+    is_whole, count = actions.dtype.kind in "iu", settings.num_actions
+    if not (is_whole or count or actions.dtype.kind == "b"):
+        return make_action_box(shape, settings, what=what)
+    if is_whole and not count:
+        if find_largest is None:
+            hint = "say how many: --set source.num_actions=N, or give --env"
+            raise InputMissing(f"{what} has discrete actions", hint=hint)
+        count = max(1 + find_largest(), 1)
+    count = count or 2  # truth values
+    size = _count(shape)
+    return Discrete(n=count) if size == 1 else MultiDiscrete(nvec=(count,) * size)
 
 
 def match_spaces(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> Spaces:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -16,7 +17,7 @@ from pydantic import Field
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.json import Form, read_object
-from pipelines.files.malformed import open_regular
+from pipelines.files.malformed import open_regular, read_limited, reason
 from pipelines.formats.tables.files import TRAJECTORIES
 
 MARK = "dataset.json"
@@ -87,6 +88,7 @@ def _read_digests(folder: Path) -> Mapping[str, str]:
     """Read the digests of a folder by name; {} where `dataset.json` is missing or not ours."""
     found = read_object(folder / MARK, _Manifest)
     if found is None:
+        _require_json(folder / MARK)
         return {}
     manifest = _Manifest.model_validate(found)
     if not manifest.complete:
@@ -96,6 +98,17 @@ def _read_digests(folder: Path) -> Mapping[str, str]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise IntegrityError(f"'{folder / MARK}' lists '{name}', which is not below it", hint=_HINT)
     return manifest.files
+
+
+def _require_json(path: Path) -> None:
+    """Raise IntegrityError for a file that is there and not JSON: its digests would be left out without a word."""
+    if not path.exists():
+        return
+    try:
+        json.loads(read_limited(path))
+    except (OSError, ValueError, RecursionError) as error:
+        hint = f"{_HINT}; if it belongs to something else, rename it"
+        raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint=hint) from error
 
 
 def _digest(paths: Iterable[Path], listener: Listener) -> dict[Path, str]:

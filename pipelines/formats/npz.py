@@ -27,8 +27,8 @@ from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request
 from pipelines.formats.intake import (
     DecodedEpisodes,
     EpisodeValidator,
+    infer_action_space,
     infer_space,
-    make_action_box,
     match_spaces,
     read_flags,
 )
@@ -65,12 +65,19 @@ class _File:
         if missing:
             raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
         record = json.loads(str(values[RECORD])) if RECORD in values else {}
+        rows = {name: len(array) if array.ndim else 0 for name, array in values.items() if name != RECORD}
+        if len(set(rows.values())) > 1 or not rows[REWARD]:
+            shown = ", ".join(f"{name} {count}" for name, count in sorted(rows.items()))
+            raise IntegrityError(f"'{path}' has columns of different lengths: {shown}", hint="fetch or make it again")
+        ends = [read_flags(values[name], name, what=f"'{path}'") for name in (TERMINATED, TRUNCATED)]
+        if (ends[0] | ends[1])[:-1].any():
+            raise IntegrityError(f"'{path}' ends before its last row", hint="a file has one trajectory")
         return cls(
             observation={name: array for name, array in values.items() if name not in _OURS},
             action=values[ACTION][1:],
             reward=values[REWARD][1:],
-            terminated=bool(read_flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
-            truncated=bool(read_flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
+            terminated=bool(ends[0][-1]),
+            truncated=bool(ends[1][-1]),
             reset=values[RESET],
             record=record,
             label=values[LABEL][:-1] if LABEL in values else None,
@@ -166,12 +173,8 @@ class NpzImporter:
         action: Space
         if count := self._settings.num_actions or self._count_choices():
             action = Discrete(n=count)
-        elif first.action.dtype.kind in "iu":
-            raise InputMissing(
-                f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
-            )
         else:
-            action = make_action_box(first.action.shape[1:], self._settings, what=self._what)
+            action = infer_action_space(first.action, None, self._settings, what=self._what)
         return Spaces(observation=observation, action=action)
 
     def _count_choices(self) -> int:

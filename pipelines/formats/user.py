@@ -25,12 +25,12 @@ from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags
 from pipelines.formats.intake import (
     DecodedEpisodes,
     EpisodeValidator,
+    infer_action_space,
     infer_space,
-    make_action_box,
     match_spaces,
     read_flags,
 )
-from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.registry import Registry
 
@@ -109,15 +109,8 @@ class UserImporter:
             return match_spaces({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
         observation: dict[str, Space] = {n: infer_space(v.shape[1:], v.dtype) for n, v in observed.items()}
         action = np.asarray(first["actions"])
-        if action.dtype.kind in "iu":
-            if not self._settings.num_actions:
-                raise InputMissing(
-                    f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
-                )
-            return Spaces(observation=observation, action=Discrete(n=self._settings.num_actions))
-        return Spaces(
-            observation=observation, action=make_action_box(action.shape[1:], self._settings, what=self._what)
-        )
+        space = infer_action_space(action, None, self._settings, what=self._what)
+        return Spaces(observation=observation, action=space)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""

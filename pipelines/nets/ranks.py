@@ -8,11 +8,9 @@ alone communicates nothing. Every function here except `list_micro_batches`, `co
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -25,10 +23,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pipelines.config.host import count_ranks, find_host_ranks, get_rank, is_main
+from pipelines.config.host import count_ranks, end_with_parent, find_host_ranks, get_rank, is_main
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
-_PR_SET_PDEATHSIG = 1
 _has_joined = False  # ever, in this process
 _POLL_SECONDS = 0.02
 _ORDER, _DONE, _FAILED = 1.0, 0.0, -1.0
@@ -63,8 +60,7 @@ def join(device: torch.device, *, timeout_seconds: float) -> None:
     """Connect to the other ranks, once. UsageError if the launcher's environment is incomplete."""
     if count_ranks() == 1 or dist.is_initialized():
         return
-    with contextlib.suppress(OSError, AttributeError):  # Linux: end with the launcher, which kill -9 leaves no chance
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
     if os.environ.get("AMAGO_LAUNCHER", str(os.getppid())) != str(
         os.getppid()
     ):  # it was killed before that took effect

@@ -17,7 +17,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.stages.choices import LONG_EPISODE, Budget, Choice, Choices, EnvFacts, Rates
+from pipelines.stages.choices import LONG_EPISODE, Budget, Choice, Choices, EnvFacts, Rates, round_digits
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
@@ -113,7 +113,7 @@ def make_recipe(
         count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
         given = {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
     choices = Choices(given, facts, budget)
-    _choose_limit(choices, settings)
+    choose_limit(choices, settings)
     choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
@@ -165,7 +165,7 @@ def choose_by_hand(
     if "auto" in (settings.collect.steps, settings.collect.actors):
         explain_size(steps, actors * settings.collect.collectors, facts.horizon, listener)
     choices = Choices(given, facts, Budget(steps=steps * facts.action_repeat))
-    _choose_limit(choices, settings)
+    choose_limit(choices, settings)
     choices.choose("collect.steps", steps, "each actor ends two episodes")
     choices.choose("collect.actors", actors, "as many as are quick and end two episodes")
     choices.choose_agent()
@@ -218,16 +218,25 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
     return replace(play(env), step_change=facts.step_change, inertia=facts.inertia), env
 
 
-def _choose_limit(choices: Choices, settings: Settings) -> None:
-    """End episodes that may have no end: an evaluation, which plays them to their ends, would have none either."""
+def choose_limit(choices: Choices, settings: Settings) -> None:
+    """End episodes that may have no end: an evaluation, which plays them to their ends, would have none either.
+
+    A policy may walk in circles where random play leaves them: after 54 updates no episode of CliffWalking ended within
+    twelve minutes, and those of random play had 5,600 steps.
+    """
     from pipelines.envs.make import find_settings_model
 
     facts, model = choices.facts, find_settings_model(settings.env.name)
-    if facts.episodes or facts.horizon is not None or _LIMIT not in model.model_fields:
+    if facts.is_fixed or facts.horizon is not None or _LIMIT not in model.model_fields:
         return
+    limit = LONG_EPISODE
     reason = f"no episode of random play ended in {facts.length_max:,} steps, and no limit is known"
-    limit = choices.choose(f"env.{_LIMIT}", LONG_EPISODE, reason)
-    choices.facts = replace(facts, horizon=limit)
+    if facts.episodes:
+        limit = max(LONG_EPISODE, int(round_digits(2 * facts.length_mean)))
+        reason = f"no limit is known, and a policy may walk in circles; random play took {facts.length_mean:,.4g} steps"
+    limit = choices.choose(f"env.{_LIMIT}", limit, reason)
+    if not facts.episodes or facts.length_max > LONG_EPISODE:
+        choices.facts = replace(facts, horizon=limit)
 
 
 def _report_random_play(facts: EnvFacts, listener: Listener) -> None:

@@ -258,3 +258,8 @@ def test_missing_lake_is_reported_before_anything_starts(amago: Amago) -> None:
     done = amago("train", "--from-lake", "runs/none")
     assert done.code == 3
     assert done.err.startswith("error: no lake at 'runs/none'")
+
+
+def test_more_ranks_than_the_host_has_memory_for_are_refused_before_any_starts(amago: Amago) -> None:
+    refused(amago("run", "tmaze", "--profile", "smoke", "--ranks", 4096), 2, "train.ranks = 4,096: this host has")
+    assert not list(Path().iterdir())

@@ -111,6 +111,14 @@ def test_an_array_that_the_directory_of_an_archive_skips_is_missed(tmp_path: Pat
         NpzArchive(path)
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"files": {', "\0"])
+def test_a_damaged_list_of_digests_does_not_switch_their_check_off(tmp_path: Path, text: str) -> None:
+    to = dataset(tmp_path, "npz")
+    (to / "dataset.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"dataset\.json' is damaged"):
+        read(f"npz:{to}")
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("form", EXPORTED)
 def test_values_have_checksums_of_their_own(tmp_path: Path, form: str) -> None:

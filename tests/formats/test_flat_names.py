@@ -13,6 +13,7 @@ from pipelines.config.settings import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.formats.make import open_importer
+from pipelines.lake.spaces import Discrete, MultiDiscrete, Space
 from pipelines.lake.trajectory import Trajectory
 from tests.formats.d4rl_data import write
 
@@ -175,6 +176,33 @@ def test_float64_that_is_rounded_is_said_once(tmp_path: Path, value: float, said
     for _ in range(2):
         assert sum(len(batch) for batch in source.batches()) == 2
     assert told == [f"'{path}': action, reward: float64 is rounded to float32"] * said
+
+
+def test_whole_numbers_that_are_rounded_are_said(tmp_path: Path) -> None:
+    data = transitions(terminals=[0, 0, 1, 0, 1])
+    data["rewards"] = np.array([0, 2**24 + 1, 0, 0, 0])
+    path = save(tmp_path / "x.npz", data)
+    _, told = read(path)
+    assert f"'{path}': reward: int64 is rounded to float32" in told
+
+
+@pytest.mark.parametrize(
+    ("actions", "settings", "space"),
+    [
+        (np.array([True, False, True, True, False]), {}, Discrete(n=2)),
+        (np.ones((5, 3), bool), {}, MultiDiscrete(nvec=(2, 2, 2))),
+        (np.array([0.0, 2.0, 1.0, 0.0, 0.0]), {"num_actions": 4}, Discrete(n=4)),
+        (np.array([0, 2, 1, 0, 0]), {}, Discrete(n=3)),
+    ],
+)
+def test_choices_are_whole_numbers_truth_values_or_as_many_as_the_settings_say(
+    tmp_path: Path, actions: np.ndarray, settings: dict[str, Any], space: Space
+) -> None:
+    path = save(tmp_path / "x.npz", {**transitions(terminals=[0, 0, 1, 0, 1]), "actions": actions})
+    source = open_importer(SourceSettings(name=str(path), **settings))
+    assert source.spaces.action == space
+    stored = np.concatenate([one.columns["action"][1:] for batch in source.batches() for one in batch])
+    np.testing.assert_array_equal(stored.reshape(actions.shape), actions)
 
 
 def test_arrays_that_no_file_of_its_size_can_hold_are_refused(tmp_path: Path) -> None:

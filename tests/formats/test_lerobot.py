@@ -164,7 +164,7 @@ def test_links_as_the_hub_keeps_them_are_followed(tmp_path: Path) -> None:
     assert [one.length for one in read(place)[0]] == list(LENGTHS)
 
 
-@pytest.mark.parametrize("ids", [["a"] * 4, [None] * 4, [0.5] * 4])
+@pytest.mark.parametrize("ids", [["a"] * 4, [0.5] * 4])
 def test_episodes_numbered_otherwise_have_no_task(tmp_path: Path, ids: list[Any]) -> None:
     place = dataset(tmp_path / "set", "v3.0")
     path = place / "data" / "chunk-000" / "file-001.parquet"

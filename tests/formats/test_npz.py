@@ -172,3 +172,39 @@ def test_the_script_for_pickled_trajectories_makes_files_that_are_read(
         np.testing.assert_array_equal(got.columns["obs"], arrays["_OBS_KEY_observation"].astype(np.float32))
         assert got.columns["terminated"].tolist() == [0, *arrays["dones"][:, 0]]
         assert got.columns["truncated"][-1] == (not arrays["dones"][-1, 0])
+
+
+def ours(rows: int, **changes: Any) -> dict[str, np.ndarray]:
+    """The arrays of a file as we export it, with a trajectory that ends in its last row."""
+    columns = {
+        "obs": np.zeros((rows, 2), np.float32),
+        "action": np.zeros((rows, 1), np.float32),
+        "reward": np.zeros(rows, np.float32),
+        "terminated": np.arange(rows) == rows - 1,
+        "truncated": np.zeros(rows, np.uint8),
+        "reset": np.zeros(rows, np.uint8),
+    }
+    return columns | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"obs": np.zeros((4, 2), np.float32)}, "columns of different lengths: action 6, obs 4, reset 6"),
+        ({"terminated": np.ones(5, np.uint8)}, "different lengths"),
+        ({"truncated": np.array([0, 0, 1, 0, 0, 0])}, "ends before its last row"),
+        ({"reset": np.array([0, 300, 0, 0, 0, 0])}, "'reset' is not 0 or 1, at step 1 of trajectory 0"),
+    ],
+)
+def test_a_file_of_ours_that_does_not_agree_with_itself_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], words: str
+) -> None:
+    """Rows that one file lacks and another has too many of would move observations between trajectories."""
+    np.savez(tmp_path / "a.npz", **ours(6, **changes))
+    np.savez(tmp_path / "b.npz", **ours(6, obs=np.ones((8, 2), np.float32)) if "obs" in changes else ours(6))
+    if not words:
+        assert [one.length for one in read(f"npz:{tmp_path}")] == [5, 5]
+        return
+    with pytest.raises(IntegrityError, match=words):
+        read(f"npz:{tmp_path}")

@@ -100,14 +100,15 @@ def _minari(folder: Path, terminals: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("make", [_flat, _masks, _demonstration, _rows, _amago, _minari])
-@pytest.mark.parametrize("value", [0.0, np.nan])
-def test_a_flag_that_is_nan_is_refused(tmp_path: Path, make: Callable[[Path, np.ndarray], str], value: float) -> None:
+@pytest.mark.parametrize(("value", "shown"), [(0.0, ""), (np.nan, "NaN"), (-1, "-1"), (0.7, "0.7")])
+def test_a_flag_is_0_or_1(tmp_path: Path, make: Callable[[Path, np.ndarray], str], value: float, shown: str) -> None:
     terminals = np.array([0, 0, value, 0, 1], dtype=np.float64)
     name = make(tmp_path, terminals)
     if value == 0:
         read(name)
         return
-    with pytest.raises(IntegrityError, match="is NaN at row 2") as caught:
+    shown = f"{1 - value:g}" if make is _masks and value == value else shown
+    with pytest.raises(IntegrityError, match=f"is {shown} at row 2, not 0 or 1") as caught:
         read(name)
     assert "x.hdf5" in caught.value.message or str(tmp_path) in caught.value.message
     assert "\n" not in caught.value.message

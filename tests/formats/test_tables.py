@@ -219,6 +219,14 @@ def test_a_bad_table_is_refused(
         read(f"parquet:{tmp_path / 'x.parquet'}", columns=mapping)
 
 
+@pytest.mark.parametrize("ids", [[0.0] * 6 + [float("nan")] * 5, ["a"] * 6 + [None] * 5])
+def test_rows_of_no_episode_are_refused(tmp_path: Path, ids: list[Any]) -> None:
+    data = {"obs": np.zeros(11), "action": np.zeros(11), "reward": np.zeros(11), "episode": pa.array(ids)}
+    pq.write_table(pa.table(data), tmp_path / "x.parquet")
+    with pytest.raises(IntegrityError, match=r"x\.parquet': 'episode' is missing at row 6"):
+        read(f"parquet:{tmp_path / 'x.parquet'}")
+
+
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     name = write_parts(tmp_path, "parquet", table(steps(LENGTHS)))
     path = tmp_path / "part1.parquet"

@@ -20,8 +20,8 @@ from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Event, Progress, Waiting, silent
 from pipelines.rollout.environment import find_env_model, with_actors
-from pipelines.stages.choices import Budget, EnvFacts
-from pipelines.stages.make_recipe import make_budget, make_recipe
+from pipelines.stages.choices import Budget, Choices, EnvFacts
+from pipelines.stages.make_recipe import choose_limit, make_budget, make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
 
 
@@ -121,6 +121,25 @@ def test_episodes_that_may_not_end_get_a_limit() -> None:
     assert made.document["env"] == {"name": "tests.stages.test_make_recipe:Endless", "max_episode_steps": 1000}
     given["env"]["max_episode_steps"] = 70  # type: ignore[assignment]
     assert "env" not in make_recipe(settings, given, Budget(steps=50)).document
+
+
+@pytest.mark.parametrize(
+    ("seen", "limit", "horizon"),
+    [
+        ({"episodes": 9, "length_min": 13, "length_mean": 5600.0, "length_max": 40_926}, 11_000, 11_000),
+        ({"episodes": 9, "length_min": 1, "length_mean": 2.0, "length_max": 5}, 1000, None),  # as short as they were
+        ({"episodes": 9, "length_min": 5, "length_mean": 5.0, "length_max": 5}, None, None),
+        ({"length_max": 70}, 1000, 1000),
+        ({"episodes": 9, "length_max": 200, "horizon": 200}, None, 200),
+    ],
+)
+def test_a_policy_that_walks_in_circles_comes_to_an_end(
+    seen: dict[str, Any], limit: int | None, horizon: int | None
+) -> None:
+    facts = EnvFacts(name="gym:CliffWalking-v1", action="Discrete", observation_size=1, **seen)
+    choices = Choices({}, facts, Budget(minutes=1))
+    choose_limit(choices, Settings(env={"name": facts.name}))  # type: ignore[arg-type]
+    assert (choices.document().get("env", {}).get("max_episode_steps"), choices.facts.horizon) == (limit, horizon)
 
 
 @pytest.mark.system

@@ -35,12 +35,12 @@ from pipelines.formats.flat.datasets import find_file, find_time_limit, name_env
 from pipelines.formats.flat.episodes import Arrays
 from pipelines.formats.flat.names import NAMES, Computed, Environments, FlatNames
 from pipelines.formats.hdf5 import CHUNK_CACHE, as_scalar, reading
-from pipelines.formats.intake import EpisodeValidator, infer_space, make_action_box, match_spaces
+from pipelines.formats.intake import EpisodeValidator, infer_action_space, infer_space, match_spaces
 from pipelines.formats.minari.reader import find_paths
 from pipelines.formats.records import read_info, read_spaces
 from pipelines.formats.transitions import Steps
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
-from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 _SCAN = 1 << 20  # actions read at a time
@@ -222,13 +222,11 @@ class FlatImporter:
 
     def _find_action_space(self) -> Space:
         action = self._arrays.action
-        if action.dtype.kind not in "iu":
-            return make_action_box(action.shape[1:], self._settings, what=self._what)
-        size = int(np.prod(action.shape[1:], dtype=np.int64))
-        count = self._settings.num_actions
-        if not count:
-            count = 1 + max(int(action[at : at + _SCAN].max()) for at in range(0, len(action), _SCAN))
-        return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
+
+        def find_largest() -> int:
+            return max(int(action[at : at + _SCAN].max()) for at in range(0, len(action), _SCAN))
+
+        return infer_action_space(action, find_largest, self._settings, what=self._what)
 
     def _read_metadata(self) -> dict[str, str]:
         if "metadata" not in self._file:
@@ -286,7 +284,7 @@ class FlatImporter:
             unsure=unsure,
             action=arrays.action[origin:stop],
             reward=arrays.reward[origin:stop],
-            reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
+            reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1),
         )
         laid = steps.lay_out(keep_terminated=self._settings.missing_final == "repeat")
         self.dropped += int((~laid.usable).sum())

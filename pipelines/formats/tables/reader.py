@@ -25,17 +25,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
 from pipelines.files.malformed import reason
 from pipelines.formats.base import EPISODE, Request, hash_files
 from pipelines.formats.flat.arrays import find_slice, split_slice
 from pipelines.formats.intake import (
     DecodedEpisodes,
     EpisodeValidator,
+    infer_action_space,
     infer_space,
-    make_action_box,
     match_spaces,
     read_flags,
 )
@@ -44,7 +46,7 @@ from pipelines.formats.tables.files import TRAJECTORIES, ArrowFiles, ParquetFile
 from pipelines.formats.transitions import MOST_UNRELATED, Steps, describe_breaks, differ
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, LABEL, LOGP, OPTIONAL, RESET, REWARD, TERMINATED, TRUNCATED
-from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 SPACES = b"amago_spaces"  # metadata of a file that we wrote
@@ -176,17 +178,12 @@ class TableImporter:
         if own is not None:
             return own
         observation: dict[str, Space] = {n: infer_space(v.shape[1:], v.dtype) for n, v in observed.items()}
-        action = head[ACTION]
-        if action.dtype.kind not in "iu":
-            return Spaces(
-                observation=observation, action=make_action_box(action.shape[1:], self._settings, what=self._what)
-            )
-        size = int(np.prod(action.shape[1:], dtype=np.int64))
-        count = self._settings.num_actions or 1 + max(int(b[ACTION].max()) for b in self._blocks([ACTION]))
-        return Spaces(
-            observation=observation,
-            action=Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size),
-        )
+
+        def find_largest() -> int:
+            return max(int(block[ACTION].max()) for block in self._blocks([ACTION]))
+
+        action = infer_action_space(head[ACTION], find_largest, self._settings, what=self._what)
+        return Spaces(observation=observation, action=action)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -333,8 +330,12 @@ class TableImporter:
         chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
         wanted = list(dict.fromkeys(split_slice(part)[0] for parts in chosen.values() for part in parts))
         for path in files or self._files:
+            row = 0
             try:
                 for batch in self.reader.batches(path, wanted):
+                    if EPISODE in chosen:
+                        _require_ids(batch.column(chosen[EPISODE][0]), f"'{path}': '{chosen[EPISODE][0]}'", first=row)
+                    row += batch.num_rows
                     if batch.num_rows:
                         block = {name: self._values(batch, name, parts) for name, parts in chosen.items()}
                         if only is None and REWARD not in block:
@@ -362,6 +363,8 @@ class TableImporter:
         """Read what an export says of its trajectories, by uid."""
         path = self._files[0].parent / TRAJECTORIES
         if not path.is_file():
+            text = f"'{path}' is missing: nothing is known of the trajectories' environment, task and seed"
+            self._listener(Notice(text=text, level="warning"))
             return {}
         try:
             table = pq.read_table(path, page_checksum_verification=True)
@@ -375,6 +378,13 @@ class ArrowImporter(TableImporter):
 
     form = "arrow"
     reader = ArrowFiles()
+
+
+def _require_ids(values: pa.Array, what: str, *, first: int) -> None:
+    """Raise IntegrityError where an id of an episode is missing: such rows would be episodes of one row each."""
+    missing = pc.is_null(values, nan_is_null=True)
+    if (row := pc.index(missing, True).as_py()) >= 0:
+        raise IntegrityError(f"{what} is missing at row {first + row:,}", hint="leave the row out, or say its episode")
 
 
 def _name_next(name: str) -> str:
