@@ -50,6 +50,7 @@ from pipelines.learning.agent import Agent
 from pipelines.learning.checkpoint import TRAINING_ONLY, load_agent
 from pipelines.trust import everything
 
+_REWARD = Box(shape=())
 _LOADER = '''"""Acts with the policy in this directory; needs the package `amago`.
 
     policy = load()
@@ -102,6 +103,7 @@ def write_bundle(
 def find_former_files(directory: Path) -> set[str]:
     """List the files of the bundle in `directory`, which another is about to replace. UsageError if the directory
     contains something else, such as a dataset or the user's own notes."""
+    directory = directory.resolve()  # what is not there yet may be followed by ".."
     found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     try:
         listed = read_record(directory)["files"]
@@ -181,20 +183,12 @@ class DeployedPolicy:
         absent = [name for name in self.spaces.observation if name not in columns]
         if absent:
             raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
-        stored = {name: self._store(columns[name], name)[None] for name in self.spaces.observation}
-        self._action = self._policy.act(
-            stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
-        )
+        spaces = self.spaces.observation
+        stored = {name: _store(columns[name], spaces[name], f"observation '{name}'")[None] for name in spaces}
+        before = _store(np.asarray(reward), _REWARD, "the reward")[None]
+        self._action = self._policy.act(stored, self._action, before, np.array([self._time], dtype=np.int64))
         self._time += 1
         return to_environment(self._action[0], self.spaces.action)
-
-    def _store(self, value: np.ndarray, name: str) -> np.ndarray:
-        """Convert a column to stored form. UsageError if it is not one of its space."""
-        space = self.spaces.observation[name]
-        try:
-            return convert_to_stored(value.reshape(space.shape), space)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"observation '{name}': {error}") from error
 
     def _flatten(self, value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
         """Collect the columns of an observation, whose members may be tables and tuples, under dotted names."""
@@ -210,6 +204,14 @@ class DeployedPolicy:
                 self._flatten(member, f"{name}.{place}", columns)
         else:
             columns[name] = np.asarray(value)
+
+
+def _store(value: np.ndarray, space: Space, what: str) -> np.ndarray:
+    """Convert numbers to stored form. UsageError if they are not of the space."""
+    try:
+        return convert_to_stored(value.reshape(space.shape), space)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what}: {error}") from error
 
 
 def to_environment(action: np.ndarray, space: Space) -> Any:

@@ -16,7 +16,7 @@ from pipelines.envs.make import make
 from pipelines.envs.spec import ActionCodec, ObservationCodec
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.export.assets.policy import OnnxPolicy
-from pipelines.export.policy_bundle import DeployedPolicy, load_policy, to_environment, write_bundle
+from pipelines.export.policy_bundle import DeployedPolicy, find_former_files, load_policy, to_environment, write_bundle
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -156,6 +156,23 @@ def test_values_that_are_not_of_their_space_are_refused(space: Space, value: Any
     alone: Any = SimpleNamespace(actors=1, single=True)
     with pytest.raises(ValueError, match=f"observation 'obs'.*{words}"):
         OnnxPolicy.convert(alone, value, record, "obs")
+
+
+@pytest.mark.parametrize(("reward", "words"), [(np.nan, "not finite"), (1e300, "not finite"), ("x", "convert")])
+def test_a_reward_that_is_not_a_number_is_refused(reward: Any, words: str) -> None:
+    spaces = Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=2))
+    deployed = DeployedPolicy(Agent(spaces, settings()).eval(), capacity=4, greedy=True, seed=0)
+    deployed.act([0.0, 1.0])
+    with pytest.raises(UsageError, match=f"the reward: .*{words}"):
+        deployed.act([0.0, 1.0], reward)
+    deployed.act([0.0, 1.0], np.float64(0.5))
+
+
+def test_a_directory_that_is_reached_through_one_that_is_not_there_is_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("")
+    with pytest.raises(UsageError, match=r"contains no policy bundle, but other files: mine\.txt"):
+        find_former_files(tmp_path / "absent" / ".." / "notes")
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:

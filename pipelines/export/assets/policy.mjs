@@ -67,6 +67,7 @@ export class OnnxPolicy {
     if (absent.length) throw new Error("the observation lacks " + absent.join(", "));
     for (const [name, space] of Object.entries(this.columns)) columns[name] = shifted(flat(columns[name]), space, -1);
     const rewards = typeof reward === "number" ? new Array(this.actors).fill(reward) : reward;
+    if (!Array.from(rewards, Math.fround).every(Number.isFinite)) throw new Error("the reward is not finite");
     const found = await this.step(columns, this.previous, rewards, this.begins, null, false);
     this.previous = found[this.greedy ? "greedy" : "sampled"].data;
     this.begins = new Array(this.actors).fill(false);

@@ -85,6 +85,8 @@ class OnnxPolicy:
             raise ValueError("the observation lacks " + ", ".join(absent))
         stored = {name: self.convert(columns[name], space, name) for name, space in self.columns.items()}
         rewards = np.broadcast_to(np.asarray(reward, np.float32), (self.actors,))
+        if not np.isfinite(rewards).all():
+            raise ValueError("the reward is not finite")
         found = self.step(stored, self.previous, rewards, self.begins, all=False)
         self.previous = found["greedy" if self.greedy else "sampled"]
         self.begins = np.zeros(self.actors, bool)
