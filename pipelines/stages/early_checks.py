@@ -14,6 +14,7 @@ from pipelines.config.settings import EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.make import require_trust
 from pipelines.errors import UsageError
 from pipelines.files.hub import is_on_hub
+from pipelines.formats.make import find_exporter
 from pipelines.lake.store import Lake
 
 WEIGHTS = "weights"
@@ -59,6 +60,8 @@ def refuse_run_settings(settings: Settings, directory: Path, *, form: str, to: P
 def locate_bundle(wanted: ExportSettings, directory: Path) -> Path | str:
     """Find the directory, or the address on the Hub, to export the policy of the bundle in `directory` to. UsageError
     if it cannot be exported."""
+    if not wanted.of_policy:
+        find_exporter(wanted.format[0])
     if not wanted.of_policy or wanted.checkpoint != "latest":
         raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
     if is_on_hub(wanted.to):

@@ -263,3 +263,7 @@ def test_missing_lake_is_reported_before_anything_starts(amago: Amago) -> None:
 def test_more_ranks_than_the_host_has_memory_for_are_refused_before_any_starts(amago: Amago) -> None:
     refused(amago("run", "tmaze", "--profile", "smoke", "--ranks", 4096), 2, "train.ranks = 4,096: this host has")
     assert not list(Path().iterdir())
+
+
+def test_a_format_that_there_is_not_is_said_of_a_bundle_too(amago: Amago) -> None:
+    refused(amago("export", "zoo:tmaze", "--format", "nope"), 2, "there is no format 'nope'; did you mean 'npz'?")
