@@ -116,11 +116,13 @@ def _classify_usage(error: Any) -> Failure:
     message = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None
-    if name := getattr(error, "option_name", None):
+    name = getattr(error, "option_name", None)
+    if name and context is None:  # of an option that was given without its value
+        message = message.replace("Option", "option").replace("requires an argument", "needs a value")
+    elif name and context is not None:
         from pipelines.nearest import nearest
 
         message = f"no such option {name}"
-        assert context is not None
         if close := nearest(name, getattr(error, "possibilities", None) or ()):
             hint = f"did you mean {close}?"
         word = name.removeprefix("--").removeprefix("from-").upper()

@@ -36,7 +36,9 @@ def serve(
         bool | None,
         typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample; default: as it says."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampled actions.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=2**31 - 1, help="Seed of sampled actions.")
+    ] = 0,
     sessions: Annotated[
         int, typer.Option("--sessions", metavar="N", min=1, max=1_000_000, help="Most sessions at a time.")
     ] = 1_000,

@@ -16,7 +16,8 @@ def watch(
     run: RunArgument,
     env: Environment = None,
     episode: Annotated[
-        int, typer.Option("--episode", metavar="N", min=0, help="Number of the evaluation episode to play.")
+        int,
+        typer.Option("--episode", metavar="N", min=0, max=2**31 - 1, help="Number of the evaluation episode to play."),
     ] = 0,
     speed: Annotated[float, typer.Option("--speed", metavar="X", min=0.01, help="Steps per second.")] = 5.0,
     checkpoint: EvaluatedCheckpoint = None,
@@ -32,10 +33,13 @@ def watch(
     """
     from amago_cli.configuration import Request, preview
     from amago_cli.render.animation import animation
+    from pipelines.config.changes import refuse_unused
     from pipelines.config.run_directory import RunDirectory
 
     common.concerns(run=run)
-    settings = Request(common, common.named).settings(RunDirectory.open(run).load_document())
+    request = Request(common, common.named)
+    settings = request.settings(RunDirectory.open(run).load_document())
+    refuse_unused("evaluate", request.keys)
     if common.dry_run:
         return preview(common, settings, writes={})
     colors = sys.__stdout__ is not None and sys.__stdout__.isatty()

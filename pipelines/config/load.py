@@ -21,7 +21,7 @@ from pipelines.config import sizes
 from pipelines.config.base import describe_errors, describe_unknown_key, refuse_problems
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.own_runs import OwnRun
-from pipelines.config.places import is_run, suggest
+from pipelines.config.places import is_run, split_checkpoint, suggest
 from pipelines.config.policy_files import PolicySource
 from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.errors import InputMissing, UsageError
@@ -177,7 +177,7 @@ def fold(
         document["agent"] = {**table, "reference": PolicySource(near, "agent.reference").pin(stored)}
     table = document.get("train")
     if isinstance(table, Mapping) and isinstance(like := table.get("like"), str) and like:
-        drawn, place = PolicySource(like, "train.like"), Path(like.partition("@")[0])
+        drawn, place = PolicySource(like, "train.like"), Path(split_checkpoint(like)[0])
         if not drawn.is_stored(stored) and not is_run(place):
             known = "give RUN[@CHECKPOINT], whose trajectories the new run is to draw from"
             where = suggest(place, is_run, inside="it contains runs", otherwise=known)
@@ -235,7 +235,7 @@ def _lay_warm_start(
     given += [value for path, value in assignments if list(path) == ["init", "source"]]
     if not given or not isinstance(given[-1], str) or not given[-1] or PolicySource(given[-1]).is_stored(stored):
         return stored
-    origin = Path(given[-1].partition("@")[0])
+    origin = Path(split_checkpoint(given[-1])[0])
     if is_run(origin):  # a run of this user's may name modules that were typed when it was made
         OwnRun(origin, read_toml(origin / "config.toml")).grant()
     network = PolicySource(given[-1]).read_network()

@@ -60,6 +60,16 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file()
 
 
+def split_checkpoint(name: str) -> tuple[str, str]:
+    """Split RUN[@CHECKPOINT] into the run and "latest", "best" or a number, "" if none is named. The path of a run may
+    contain an @ itself.
+    """
+    if is_run(Path(name)) or "@" not in name:
+        return name, ""
+    path, _, which = name.rpartition("@")
+    return path, which
+
+
 def is_lake(path: Path) -> bool:
     """Check whether `path` is a lake or a run that has one."""
     return (path / "lake.json").is_file() or (path / "lake" / "lake.json").is_file()

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from pipelines import trust
 from pipelines.config import amago_weights
-from pipelines.config.places import AMAGO, find_bundle, is_run, suggest
+from pipelines.config.places import AMAGO, find_bundle, is_run, split_checkpoint, suggest
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_sealed
 from pipelines.files.hub import HubAddress, is_on_hub
@@ -162,7 +162,7 @@ class PolicySource:
         _, checkpoint = self._find_weights()
         if self._address is not None:
             return str(self._address.pin())
-        return self.source if checkpoint is None else f"{self.source.partition('@')[0]}@{int(checkpoint.name)}"
+        return self.source if checkpoint is None else f"{split_checkpoint(self.source)[0]}@{int(checkpoint.name)}"
 
     def is_stored(self, stored: Mapping[str, Any] | None) -> bool:
         """Check whether a run has stored this source; one without a number means the number which is stored."""
@@ -170,14 +170,14 @@ class PolicySource:
         if self._address is not None and is_on_hub(before):
             pinned = HubAddress.parse(before, kind="models")
             return self._address in (pinned, replace(pinned, revision=""))
-        path, _, which = self.source.partition("@")
+        path, which = split_checkpoint(self.source)
         return bool(before) and (
-            self.source == before or (which in ("", "latest", "best") and before.partition("@")[0] == path)
+            self.source == before or (which in ("", "latest", "best") and split_checkpoint(before)[0] == path)
         )
 
     def _find_weights(self) -> tuple[Path, Path | None]:
         """Find the directory of a bundle (and None), or of a run and that of its checkpoint."""
-        path, _, which = self.source.partition("@")
+        path, which = split_checkpoint(self.source)
         if is_run(Path(path)):
             return Path(path), locate_checkpoint(Path(path) / "checkpoints", which or "latest")
         bundle = find_bundle(self.source)

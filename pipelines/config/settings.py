@@ -399,6 +399,8 @@ class TrainSettings(SettingsModel):
     """Updates of linear learning-rate warm-up."""
     decay_steps: int = Field(0, ge=0)
     """Update at which a linear decay to a tenth ends (0: constant after the warm-up)."""
+    entropy_decay_steps: int = Field(0, ge=0)
+    """Update at which a linear decay to nothing of the entropy bonus `agent.entropy_weight` ends (0: constant)."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay per update of an exponential moving average of the weights, used by evaluation and export (0: off)."""
     grad_clip: float = Field(1.0, gt=0)
@@ -575,7 +577,7 @@ class EvaluateSettings(SettingsModel):
     split: Literal["auto", "train", "test"] = "auto"
     """Tasks to play, if the environment keeps some for testing. `auto`: those for training where the best checkpoint is
     chosen by the score, else those for testing."""
-    seed: int = 1_000_003
+    seed: int = Field(1_000_003, ge=0, lt=2**31)
     """Seed of the evaluation tasks, independent of the run's."""
     tasks: str = ""
     """SQL predicate over the `trajectories` table of the run's lakes: play only tasks of matching trajectories."""
@@ -740,6 +742,12 @@ class Settings(SettingsModel):
         kind = self.agent.sequence.kind
         if self.train.sharding == "fsdp" and kind in WITHOUT_BLOCKS:
             raise ValueError(f"train.sharding 'fsdp' needs a sequence encoder of blocks, and '{kind}' has none")
+        return self
+
+    @model_validator(mode="after")
+    def _has_entropy_to_decay(self) -> Settings:
+        if self.train.entropy_decay_steps and self.agent.entropy_weight in (0, "auto"):
+            raise ValueError("train.entropy_decay_steps needs a number above 0 as agent.entropy_weight")
         return self
 
     def document(self) -> dict[str, Any]:

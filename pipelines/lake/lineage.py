@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from pipelines.config.places import split_checkpoint
 from pipelines.config.policy_files import list_checkpoints
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, UsageError
@@ -280,9 +281,7 @@ class CheckpointLineage:
 
 def split(name: str) -> tuple[Path, str]:
     """Split RUN[@CHECKPOINT] into a directory and "latest", "best" or a number."""
-    if RunDirectory(name).exists() or "@" not in name:
-        return Path(name), "latest"
-    path, _, which = name.rpartition("@")
+    path, which = split_checkpoint(name)
     return Path(path), which or "latest"
 
 

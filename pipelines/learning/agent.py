@@ -85,6 +85,7 @@ class Agent(nn.Module):
         self.popart: PopArt | None = None
         self.advantage_scale: AdvantageScale | None = None  # of table critics
         self.temperature: Temperature | None = None
+        self.entropy_share: Tensor | None = None  # of the bonus, (), where it decays
         self.reference: ReferencePolicy | None = None  # of training alone, which sets it
         if settings.entropy_weight == "auto":
             if not isinstance(spaces.action, Box) or isinstance(self.heads.policy, Categorical):
@@ -261,7 +262,7 @@ class Agent(nn.Module):
             return self.temperature.weight_G
         weight = self.settings.entropy_weight
         assert not isinstance(weight, str)
-        return weight or None
+        return weight * self.entropy_share if weight and self.entropy_share is not None else weight or None
 
     def valid_steps(self, batch: TensorBatch, h_BTD: Tensor, *, actor_scale: float = 1.0) -> ValidSteps:
         """Select the valid steps of `batch` that count, given the states `h_BTD`. `actor_scale`: weight of those that

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.policy_files import list_checkpoints, locate_checkpoint
+from pipelines.config.places import find_bundle, split_checkpoint
+from pipelines.config.policy_files import list_checkpoints, load_record, locate_checkpoint
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env, Opponent, Opponents, OpponentTurn
 from pipelines.envs.seats import RANDOM
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.files.json import read_object
+from pipelines.files.json import Form, read_object
 from pipelines.lake.sql import tables
 from pipelines.lake.sql.tables import RowTable
 from pipelines.learning.acting import AgentPolicy
@@ -52,7 +53,7 @@ def name_opponents(names: Sequence[str], run: Path | None, listener: Listener = 
             updates = select_checkpoints(run, name, listener)
             groups.append(tuple(f"{run}@{update}" for update in updates) or (RANDOM,))
             continue
-        path, _, which = name.partition("@")
+        path, which = split_checkpoint(name)
         if RunDirectory(path).exists():
             found = locate_checkpoint(RunDirectory(path).checkpoints, which or "latest")
             name = f"{path}@{int(found.name)}"
@@ -86,6 +87,29 @@ def select_checkpoints(run: Path, text: str, listener: Listener = silent) -> lis
     return list(dict.fromkeys(chosen))
 
 
+def identify_opponent(name: str) -> str:
+    """Name a policy so that another one in its place has another name: of a run its identity and checkpoint, of a
+    bundle its content."""
+    path, which = split_checkpoint(name)
+    if RunDirectory(path).exists():
+        return f"{RunDirectory(path).identity}@{which}"
+    bundle = find_bundle(name)
+    return name if bundle is None else load_record(bundle)["checksum"]
+
+
+class _Player(Form):
+    policy_id: str = ""
+    update: int | None = None
+    elo: float | None = None
+
+
+class _Ratings(Form):
+    """What is relied on of a tournament's report."""
+
+    time: float = 0.0
+    players: list[_Player]
+
+
 def read_ratings(run: Path) -> dict[int, float]:
     """Read the Elo of the checkpoints of `run` in the newest tournament that each has played."""
     rated: dict[int, float] = {}
@@ -93,12 +117,12 @@ def read_ratings(run: Path) -> dict[int, float]:
     if not directory.exists():
         return rated
     identity = directory.identity
-    reports = [read_object(path) or {} for path in directory.tournaments.glob("*.json")]
-    for report in sorted(reports, key=lambda report: float(report.get("time") or 0.0)):
-        for player in report.get("players", ()):
-            update, elo = player.get("update"), player.get("elo")
-            if player.get("policy_id") == identity and isinstance(update, int) and isinstance(elo, int | float):
-                rated[update] = float(elo)
+    read = (read_object(path, _Ratings) for path in directory.tournaments.glob("*.json"))
+    reports = [_Ratings.model_validate(report) for report in read if report is not None]
+    for report in sorted(reports, key=lambda report: report.time):
+        for player in report.players:
+            if player.policy_id == identity and player.update is not None and player.elo is not None:
+                rated[player.update] = player.elo
     return rated
 
 

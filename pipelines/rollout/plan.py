@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pipelines.config.places import find_bundle
+from pipelines.config.places import find_bundle, split_checkpoint
 from pipelines.config.policy_files import load_record
 from pipelines.config.run_directory import RunDirectory, describe_process
 from pipelines.config.settings import (
@@ -28,11 +28,12 @@ from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import InputMissing, UsageError
-from pipelines.events import Listener
+from pipelines.events import Listener, silent
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Spaces, make_grid
 from pipelines.lake.storage import is_remote
+from pipelines.lake.store import Lake
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets.actor import Categorical, make_distribution
 from pipelines.rollout.environment import make_env, make_evaluation_env, workers
@@ -418,8 +419,41 @@ def describe_behaviour(settings: Settings) -> dict[str, Any]:
 def _describe_policy(name: str) -> str:
     """Name a policy so that another one has another name: a run by its place, a bundle by its content, so that it may
     be moved."""
-    path, at, checkpoint = name.partition("@")
+    path, checkpoint = split_checkpoint(name)
     if RunDirectory(path).exists():
-        return f"{Path(path).resolve()}{at}{checkpoint}"
+        return f"{Path(path).resolve()}{'@' if checkpoint else ''}{checkpoint}"
     directory = find_bundle(name)
     return name if directory is None else f"bundle:{load_record(directory)['checksum']}"
+
+
+def plan_evaluation(
+    settings: Settings, checkpoint: Checkpoint, directory: RunDirectory, listener: Listener = silent
+) -> EvaluationPlan:
+    """Plan the evaluation of a checkpoint of the run in `directory`: on which tasks, and against whom."""
+    tasks = _find_tasks(settings.evaluate, settings.env.name, directory, listener)
+    opponents = name_opponents(settings.evaluate.opponents, directory.path, listener)
+    return EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks), opponents=opponents)
+
+
+def _find_tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
+    """Find the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
+
+    InputMissing if there are none, or more than the number of episodes to play.
+    """
+    if not wanted.tasks.strip():
+        return []
+    from pipelines.lake.sql.selection import tasks
+
+    places = [directory.lake, *(lake["lake"] for lake in directory.load_record().get("lakes", ()))]
+    lakes = {lake.id: lake for place in places if (lake := Lake.find(place)) is not None}
+    if not lakes:
+        raise InputMissing(f"run '{directory.path}' has no lake whose tasks could be chosen")
+    found = {name for lake in lakes.values() for name in tasks(lake, wanted.tasks, env=env, listener=listener)}
+    if not found:
+        raise InputMissing(f"no trajectory of '{env}' matches --tasks", hint="see amago lake info")
+    if len(found) > wanted.episodes:
+        raise UsageError(
+            f"{len(found)} tasks are chosen, {wanted.episodes} episodes are to be played",
+            hint=f"give --episodes {len(found)} or more, or choose fewer tasks",
+        )
+    return sorted(found)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.config import amago_weights
 from pipelines.config.model import AgentSettings
-from pipelines.config.places import AMAGO, find_bundle
+from pipelines.config.places import AMAGO, find_bundle, split_checkpoint
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.draws import SharedDraws
 from pipelines.envs.env import Env, EnvSpec, EpisodeCounter
@@ -244,13 +244,13 @@ def load_policy(name: str, env: Actors, *, seed: int, greedy: bool = False, acti
             raise UsageError(f"recorded episodes of '{env.spec.name}' have no expert")
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
     is_file = name.startswith(AMAGO)
-    if is_file or RunDirectory(name.partition("@")[0]).exists() or find_bundle(name) is not None:
+    if is_file or RunDirectory(split_checkpoint(name)[0]).exists() or find_bundle(name) is not None:
         found = load_trained(name, spaces=spaces)
         acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
         return replace(acting, run=found.run)
     if ":" not in name:
         raise InputMissing(
-            f"no run or bundle at '{name.partition('@')[0]}' whose policy could act",
+            f"no run or bundle at '{split_checkpoint(name)[0]}' whose policy could act",
             hint="give random, expert, RUN[@CHECKPOINT], BUNDLE, amago:PATH or module:attr",
         )
     policy = make_scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
@@ -286,7 +286,7 @@ def load_trained(name: str, *, spaces: Spaces | None = None, settings: AgentSett
             )
         theirs = make_checkpoint(weights, spaces, settings)
         return NamedCheckpoint(checkpoint=theirs, identity=weights.identity, place=weights.path)
-    path, _, which = name.partition("@")
+    path, which = split_checkpoint(name)
     directory = find_bundle(name)
     if directory is not None and not RunDirectory(path).exists():
         found = bundle.read(directory)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.places import RUN, is_run, locate_lake, parse_share
+from pipelines.config.places import RUN, is_run, locate_lake, parse_share, split_checkpoint
 from pipelines.config.run_directory import RunDirectory, RunRecord
 from pipelines.errors import AmagoError, UsageError
 from pipelines.files.atomic import explain_errors
@@ -238,7 +238,7 @@ def _find_dependence(other: Path, path: Path, names: Collection[str]) -> str | N
         with contextlib.suppress(AmagoError):
             if is_inside(str(locate_lake(parse_share(text)[0], other))):
                 return "trains on its lake"
-    if any(is_inside(text.partition("@")[0]) for text in read_texts("collect", "policy", "follow")):
+    if any(is_inside(split_checkpoint(text)[0]) for text in read_texts("collect", "policy", "follow")):
         return "acts with its policy"
     return None
 

@@ -33,13 +33,12 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.formats.scores import Reference
-from pipelines.lake.store import Lake
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.environment import make_evaluation_env
 from pipelines.rollout.episodes import Episode
-from pipelines.rollout.opponents import name_opponents
-from pipelines.rollout.plan import EvaluationPlan
+from pipelines.rollout.opponents import identify_opponent, name_opponents
+from pipelines.rollout.plan import EvaluationPlan, plan_evaluation
 from pipelines.rollout.policies import load_trained
 from pipelines.runs.evaluations import Standard, name_mode
 from pipelines.runs.stored import find_running
@@ -118,9 +117,7 @@ def run(
     trackers = () if in_chain else settings.track.to
     with track_run(trackers, directory, settings.document(), listener, videos=archive.videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
-        tasks = _find_tasks(wanted, settings.env.name, directory, listener)
-        opponents = name_opponents(wanted.opponents, run, listener)
-        plan = EvaluationPlan(settings=settings, checkpoint=checkpoint, tasks=tuple(tasks), opponents=opponents)
+        plan = plan_evaluation(settings, checkpoint, directory, listener)
         return archive.evaluate(plan, in_chain=in_chain, both_ways=both_ways, listener=listener)
 
 
@@ -226,7 +223,7 @@ class _Archive:
         if not plan.wanted.opponents:  # as it was before there were games
             del content["evaluate"]["opponents"]
         else:  # the checkpoints that they are now
-            content["opponents"] = [list(group) for group in plan.opponents]
+            content["opponents"] = [[identify_opponent(name) for name in group] for group in plan.opponents]
         content |= self.facts
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -425,27 +422,3 @@ def find_reference(env: EnvSettings, wanted: str) -> Reference | None:
         continuing = bool(env.params.get("continuing_task", env.params.get("protocol") != "paper"))
         return Reference.of_environment(env.name, continuing=continuing) if wanted == "auto" else None
     return Reference.find(wanted)
-
-
-def _find_tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
-    """Find the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
-
-    InputMissing if there are none, or more than the number of episodes to play.
-    """
-    if not wanted.tasks.strip():
-        return []
-    from pipelines.lake.sql.selection import tasks
-
-    places = [directory.lake, *(lake["lake"] for lake in directory.load_record().get("lakes", ()))]
-    lakes = {lake.id: lake for place in places if (lake := Lake.find(place)) is not None}
-    if not lakes:
-        raise InputMissing(f"run '{directory.path}' has no lake whose tasks could be chosen")
-    found = {name for lake in lakes.values() for name in tasks(lake, wanted.tasks, env=env, listener=listener)}
-    if not found:
-        raise InputMissing(f"no trajectory of '{env}' matches --tasks", hint="see amago lake info")
-    if len(found) > wanted.episodes:
-        raise UsageError(
-            f"{len(found)} tasks are chosen, {wanted.episodes} episodes are to be played",
-            hint=f"give --episodes {len(found)} or more, or choose fewer tasks",
-        )
-    return sorted(found)

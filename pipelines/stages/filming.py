@@ -19,7 +19,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import choose_suffix, write_video
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
-from pipelines.rollout.plan import EvaluationPlan
+from pipelines.rollout.plan import EvaluationPlan, plan_evaluation
 from pipelines.training.learner import use_threads
 
 
@@ -90,8 +90,9 @@ def watch(
     """Play one evaluation episode, by its number, and return it as text. `colors`: an environment without a text of its
     own is drawn in 24-bit colours.
     """
-    checkpoint = checkpoints.load(RunDirectory.open(run).checkpoints, settings.evaluate.checkpoint)
-    plan = EvaluationPlan(settings=settings, checkpoint=checkpoint)
+    directory = RunDirectory.open(run)
+    checkpoint = checkpoints.load(directory.checkpoints, settings.evaluate.checkpoint)
+    plan = plan_evaluation(settings, checkpoint, directory, listener)
 
     def draw(env: Env, observation: Any, actor: int) -> str:
         return rendering.text(env, observation, actor, colors=colors)

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.places import find_bundle
-from pipelines.config.policy_files import load_record
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import EvaluateSettings, Settings
 from pipelines.envs.draws import Draws
@@ -34,7 +32,7 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.rollout.environment import make_evaluation_env
-from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent, name_opponents
+from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent, identify_opponent, name_opponents
 from pipelines.stages.evaluation_tables import require_gate
 from pipelines.stages.result import Result, Table
 from pipelines.training.learner import use_threads
@@ -80,10 +78,15 @@ def run(
     usual = EvaluateSettings()
     if ignored := [f"evaluate.{name}" for name in _UNUSED if getattr(wanted, name) != getattr(usual, name)]:
         raise UsageError(f"a tournament does not use {', '.join(ignored)}", hint="leave it out")
+    if getattr(settings.env, "seat", None):
+        raise UsageError("in a tournament every player has every seat equally often", hint="leave out env.seat")
     use_threads(settings.train.threads)
     run = None if directory is None else directory.path
     names = [name for group in name_opponents([source, *wanted.opponents], run, listener) for name in group]
-    names = list(dict.fromkeys(names))
+    players: dict[str, str] = {}
+    for name in names:  # a player may be named in two ways
+        players.setdefault(identify_opponent(name), name)
+    names = list(players.values())
     if len(names) < 2:
         raise UsageError("a tournament needs two players or more", hint="name others with --opponents")
     folder = to if directory is None else directory.tournaments
@@ -111,20 +114,11 @@ def run(
 
 
 def _identify(settings: Settings, names: Sequence[str]) -> str:
-    """Hash everything that determines the outcome: of a run its identity, as another one may take its place."""
-    players = []
-    for name in names:
-        path, _, update = name.partition("@")
-        bundle = find_bundle(name)
-        if RunDirectory(path).exists():
-            name = f"{RunDirectory(path).identity}@{update}"
-        elif bundle is not None:
-            name = load_record(bundle)["checksum"]
-        players.append(name)
+    """Hash everything that determines the outcome."""
     content = {
         "env": settings.env.model_dump(mode="json"),
         "evaluate": settings.evaluate.model_dump(mode="json", include={"episodes", "greedy", "seed", "split"}),
-        "players": players,
+        "players": [identify_opponent(name) for name in names],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -37,7 +37,7 @@ from pipelines.nets import ranks
 from pipelines.nets.compute import autocast, choose_precision, forget_kept
 from pipelines.training import speed
 from pipelines.training.graphs import UpdateGraph, UpdateGraphs
-from pipelines.training.optimizer import group_parameters, learning_rate, make_optimizer
+from pipelines.training.optimizer import compute_entropy_share, group_parameters, learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
 from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share_out
 
@@ -83,6 +83,8 @@ class Learner:
         if not self.is_sharded:  # else it is whole on the host only
             self.agent.to(self.device)
         self.agent.packed = train.packing
+        if train.entropy_decay_steps:
+            self.agent.entropy_share = torch.ones((), device=self.device)
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
         self.notices = speed.prepare(encoders, train, self.device, self.precision)
         self.compiled = train.compile and not self.notices
@@ -157,6 +159,8 @@ class Learner:
         rate = learning_rate(self.update, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if self.agent.entropy_share is not None:  # in place: graphs that were recorded read it
+            self.agent.entropy_share.fill_(compute_entropy_share(self.update, self.settings))
         if not self.agent.training:  # walking through all modules costs as much as a layer
             self.agent.train()
         graph = self._find_graph(ready)

@@ -73,6 +73,11 @@ def learning_rate(update: int, settings: TrainSettings) -> float:
     return settings.learning_rate * scale
 
 
+def compute_entropy_share(update: int, settings: TrainSettings) -> float:
+    """Share of the entropy bonus that is left at the `update`-th update (0-based): it falls linearly to nothing."""
+    return max(0.0, 1 - update / settings.entropy_decay_steps) if settings.entropy_decay_steps else 1.0
+
+
 def restore(optimizer: torch.optim.Optimizer, stored: Mapping[str, Any]) -> None:
     """Load the state of parameters; options stay as they were made. ValueError unless every state fits its parameter.
 

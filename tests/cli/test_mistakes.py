@@ -244,6 +244,12 @@ def test_an_empty_place_is_not_the_current_directory(amago: Amago, words: list[s
         (["collect", "--set", "collect.actors", "4"], "unexpected argument '4'; see `amago collect --help`"),
         (["evaluate", "--run", "runs/x"], "no such option --run; give RUN|BUNDLE without --run"),
         (["collect", "--stpes", "3"], "no such option --stpes; did you mean --steps?"),
+        (["collect", "--steps"], "error: option '--steps' needs a value"),
+        (["report", "runs/x", "--to"], "error: option '--to' needs a value"),
+        (
+            ["run", "tmaze", "--dry-run", "-s", f"evaluate.seed={2**64}"],
+            "evaluate.seed: input should be less than 2147483648",
+        ),
         (["collcet"], "no such command 'collcet'; did you mean 'collect'?"),
         (["train", "--from-lake", "x", "--size", "huge"], "size: input should be 'tiny', 'small', 'base' or 'large'"),
     ],

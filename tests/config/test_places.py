@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.places import is_lake, is_run, suggest
+from pipelines.config.places import is_lake, is_run, split_checkpoint, suggest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing
 from pipelines.lake.store import Lake
@@ -44,3 +44,20 @@ def test_what_is_like_nothing_says_how_to_make_one() -> None:
     assert (hint_of("nowhere/at/all", Lake) or "").startswith("make one with: amago collect")
     assert suggest(Path("zzz"), is_run, inside="", otherwise="none") == "none"
     assert is_lake(Path("runs/maze"))
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("runs/maze", ("runs/maze", "")),
+        ("runs/maze@best", ("runs/maze", "best")),
+        ("me@corp/maze", ("me@corp/maze", "")),
+        ("me@corp/maze@40", ("me@corp/maze", "40")),
+        ("runs/none@", ("runs/none", "")),
+        ("zoo:tmaze", ("zoo:tmaze", "")),
+    ],
+)
+def test_an_at_in_the_path_of_a_run_names_no_checkpoint(name: str, split: tuple[str, str]) -> None:
+    Path("me@corp/maze").mkdir(parents=True)
+    Path("me@corp/maze/config.toml").touch()
+    assert split_checkpoint(name) == split

@@ -332,6 +332,19 @@ def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> No
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
 
 
+@pytest.mark.parametrize(
+    ("seen", "weight", "falls"),
+    [(CARTPOLE, None, True), (CARTPOLE, 0.2, True), (CARTPOLE, 0.0, False), (LAKE, None, False)],
+)
+def test_the_entropy_bonus_falls_to_nothing_with_a_run_of_single_attempts(
+    seen: EnvFacts, weight: float | None, falls: bool
+) -> None:
+    agent = {} if weight is None else {"entropy_weight": weight}
+    choices, _ = chosen(seen, Budget(minutes=5), agent=agent)
+    rows = {row.setting: row.value for row in choices.rows}
+    assert rows.get("train.entropy_decay_steps") == (rows["train.decay_steps"] if falls else None)
+
+
 def test_no_trace_decay_is_chosen_without_a_trace() -> None:
     rows = {row.setting for row in chosen(replace(CHEETAH, horizon=50), Budget(minutes=5))[0].rows}
     assert "agent.n_step" in rows

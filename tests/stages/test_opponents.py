@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.rollout.opponents import OpponentLoader, PolicyOpponent, is_sql, name_opponents, select_checkpoints
 from pipelines.rollout.plan import EvaluationPlan
 from pipelines.rollout.policies import load_policy
-from pipelines.stages import collect, evaluate
+from pipelines.stages import collect, evaluate, filming
 from pipelines.stages import run as chain
 from tests.stages.recipes import stopping, tiny
 
@@ -66,7 +67,8 @@ def test_the_best_by_elo_can_be_chosen(trained: Path) -> None:
         players = [{"policy_id": identity, "update": update, "elo": elo} for update, elo in elos.items()]
         players += [{"policy_id": "other", "update": 18, "elo": 999.0}, {"policy_id": "random", "elo": 0.0}]
         (folder / f"{time:g}.json").write_text(json.dumps({"time": time, "players": players}))
-    (folder / "damaged.json").write_text("[")
+    for number, text in enumerate(["[", '{"players": [1]}', '{"time": "x", "players": []}', '{"players": 5}']):
+        (folder / f"damaged{number}.json").write_text(text)
     try:
         best = "select update from checkpoints where elo is not null order by elo desc"
         assert select_checkpoints(trained, best) == [12, 18]
@@ -271,6 +273,25 @@ def test_an_evaluation_against_an_expert_counts_wins_draws_and_losses(trained: P
     assert again["draw_mean"] + again["loss_mean"] == 1
     easier = evaluate.run(settings(evaluate={**wanted, "opponents": "random"}), run=trained).metrics
     assert easier["return_mean"] > first["return_mean"]
+
+
+def test_another_run_in_the_place_of_an_opponent_is_another_evaluation(trained: Path, tmp_path: Path) -> None:
+    """Its name and the number of its checkpoint may be those of the run before it."""
+    wanted = settings(evaluate={"episodes": 4, "actors": 4, "opponents": f"{tmp_path / 'other'}@6"})
+    shutil.copytree(trained, tmp_path / "other")
+    assert evaluate.run(wanted, run=trained).status == "done"
+    assert evaluate.run(wanted, run=trained).status == "skipped"
+    shutil.rmtree(tmp_path / "other")
+    chain.run(settings(stages=STAGES, epochs=1, train={"checkpoint_every": 6}), run=tmp_path / "other")
+    assert evaluate.run(wanted, run=trained).status == "done"
+
+
+def test_an_episode_is_watched_against_the_opponents_of_the_evaluation(trained: Path) -> None:
+    wanted = {"episodes": 1, "actors": 1, "opponents": "expert", "greedy": False}
+    for seed in range(4):
+        same = settings(evaluate={**wanted, "seed": seed})
+        watched = filming.watch(same, run=trained)
+        assert sum(watched.film.rewards) == evaluate.run(same, run=trained).metrics["return_mean"]
 
 
 def test_evaluators_play_the_same_games_against_opponents(trained: Path, tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_the_number_of_actors_does_not_change_the_games(trained: Path) -> None:
     assert few["pairings"] == many["pairings"]
 
 
+def test_a_player_of_two_spellings_plays_once_and_no_seat_is_fixed(trained: Path) -> None:
+    found = hold(trained, f"{trained}@6", f"{trained.parent}/../{trained.parent.name}/{trained.name}@6").metrics
+    assert [player["update"] for player in found["players"]] == [12, 6]
+    fixed = settings().model_copy(update={"env": settings().env.model_copy(update={"seat": "player_1"})})
+    with pytest.raises(UsageError, match="every seat equally often"):
+        tournament.run(fixed, source=str(trained), directory=RunDirectory(trained))
+
+
 def test_ratings_choose_opponents(trained: Path) -> None:
     hold(trained, "random", f"{trained}@6")
     best, *_ = select_checkpoints(trained, "select update from checkpoints where elo is not null order by elo desc")

@@ -66,6 +66,22 @@ def test_micro_batches_add_up_to_the_batch() -> None:
     assert one.steps_seen == two.steps_seen == 3 * int((whole.lengths - 1).sum())
 
 
+def test_the_entropy_bonus_falls_with_the_updates() -> None:
+    drawn = batch(np.random.default_rng(0))
+
+    def entropy_losses(weight: float, **train: object) -> list[float]:
+        settings = tiny(train={"learning_rate": 1e-9, **train}, agent={"entropy_weight": weight})
+        owner = Learner(SPACES, settings.agent, settings.train, seed=3)
+        return [owner.step(lambda size: drawn)["entropy_loss"].item() for _ in range(5)]
+
+    [whole, *_] = entropy_losses(0.4)
+    expected = [whole * share for share in (1, 0.75, 0.5, 0.25, 0)]
+    np.testing.assert_allclose(entropy_losses(0.4, entropy_decay_steps=4), expected, rtol=1e-3)
+    with pytest.raises(UsageError) as caught:
+        entropy_losses(0.0, entropy_decay_steps=4)
+    assert "needs a number above 0 as agent.entropy_weight" in caught.value.problems[0]
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UsageError, match="multiple"):
         learner(grad_accumulation=3)
