@@ -17,7 +17,7 @@ def test_a_mutant_is_another_program_that_differs_in_its_lines_alone(tmp_path: P
     (tmp_path / MODULE).parent.mkdir(parents=True)
     mutants = list(find_mutants(ROOT / MODULE))
     assert len(set(mutants)) == len(mutants) > 50
-    for mutant in mutants:
+    for mutant in mutants[::10]:
         mutant.write(tmp_path)
         changed = (tmp_path / MODULE).read_text()
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(original))
@@ -42,6 +42,7 @@ def test_mutants_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line
     assert {mutant.after.strip() for mutant in find_mutants(tmp_path / "m.py")} == mutants
 
 
+@pytest.mark.system
 def test_the_tests_named_after_a_module_come_first_and_then_those_of_its_room() -> None:
     found = [Path(name).relative_to(ROOT / "tests") for name in order_tests(MODULE, ROOT / "tests")]
     assert found[0] == Path("relabelers/test_rewards.py")
