@@ -103,10 +103,10 @@ def write_bundle(
 def find_former_files(directory: Path) -> set[str]:
     """List the files of the bundle in `directory`, which another is about to replace. UsageError if the directory
     contains something else, such as a dataset or the user's own notes."""
-    directory = directory.resolve()  # what is not there yet may be followed by ".."
-    found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    real = directory.resolve()  # what is not there yet may be followed by ".."
+    found = {path.name for path in real.iterdir()} if real.is_dir() else set()
     try:
-        listed = read_record(directory)["files"]
+        listed = read_record(real)["files"]
         return {name for name in listed if name in found}  # a record of somebody else may name any place
     except UNREADABLE:
         pass

@@ -74,23 +74,23 @@ class Mutant:
 
 def find_mutants(path: Path) -> Iterator[Mutant]:
     """The mutants of a file. Messages of errors, annotations and what runs at import alone are left as they are."""
-    source = path.read_text()
-    tree = ast.parse(source)
-    for function in ast.walk(tree):
+    source = path.read_bytes()
+    lines = source.splitlines()  # in bytes, which the offsets of nodes count
+    for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in function.body:
-                yield from _mutate_within(statement, source, path)
+                yield from _mutate_within(statement, lines, path)
 
 
-def _mutate_within(node: ast.AST, source: str, path: Path) -> Iterator[Mutant]:
+def _mutate_within(node: ast.AST, lines: list[bytes], path: Path) -> Iterator[Mutant]:
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import):
         return  # a function within this one has its own turn
     if isinstance(node, ast.AnnAssign):
         node.annotation = ast.Constant(None)
     for changed in _change(node):
-        yield _replace(node, changed, source, path)
+        yield _replace(node, changed, lines, path)
     for child in ast.iter_child_nodes(node):
-        yield from _mutate_within(child, source, path)
+        yield from _mutate_within(child, lines, path)
 
 
 def _change(node: ast.AST) -> Iterator[ast.AST]:
@@ -119,9 +119,8 @@ def _change(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Break()
 
 
-def _replace(node: ast.AST, changed: ast.AST, source: str, path: Path) -> Mutant:
+def _replace(node: ast.AST, changed: ast.AST, lines: list[bytes], path: Path) -> Mutant:
     first, last = node.lineno, node.end_lineno  # type: ignore[attr-defined]
-    lines = [line.encode() for line in source.splitlines()]  # offsets count bytes
     head = lines[first - 1][: node.col_offset].decode()  # type: ignore[attr-defined]
     tail = lines[last - 1][node.end_col_offset :].decode()  # type: ignore[attr-defined]
     text = ast.unparse(changed)
