@@ -79,7 +79,6 @@ TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
 # sampled. LunarLander, Acrobot, the double pendulum and DoorKey learn as before. The first of several attempts is a
 # search, which chance helps: point-robot, one seed, had .49 .84 .99 by attempt instead of .66 .81 1.00.
 ENTROPY_WEIGHT = 0.1
-ENTROPY_DECAY_REASON = "the policy closes where critics agree"
 N_STEP = 3
 # Points in each dimension by the number of dimensions of Box actions. The same updates learn much more from the values
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
@@ -507,7 +506,7 @@ class Choices:
         self.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
         has_bonus = any(row.setting == "agent.entropy_weight" and row.value not in (0, "auto") for row in self.rows)
         if has_bonus and self.facts.num_attempts == 1:
-            self.choose("train.entropy_decay_steps", updates, ENTROPY_DECAY_REASON)
+            self.choose("train.entropy_decay_steps", updates, "the policy closes where critics agree")
         self._choose_evaluation(plan)
         self.choose("stages", plan.list_stages(), plan.why_stages)
         return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
