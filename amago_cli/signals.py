@@ -19,7 +19,8 @@ from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
 _SAME_SECONDS = 1.0
 # What a signal waits for where the last event was progress, by its unit.
-_IN_PROGRESS = {"updates": "the update in progress", **dict.fromkeys(("steps", "episodes"), "the step in progress")}
+_PLAYED = ("episodes", "games")
+_IN_PROGRESS = {"updates": "the update in progress", **dict.fromkeys(("steps", *_PLAYED), "the step in progress")}
 _NOTE = "\nstopping at the next safe point{after}; repeat to stop at once\n"
 
 
@@ -62,6 +63,8 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         by = f"interrupted by {signal.Signals(received[0]).name}"
         hint = "repeat the command to resume"
         if isinstance(event, Progress):
+            if event.unit in _PLAYED:
+                hint = f"repeat the command: it plays the {event.unit} again"
             text = f"{event.stage} {by} at {event.done} {event.unit}"
             raise Interrupted(text, hint=hint, signal_number=received[0])
         if event.stoppable:

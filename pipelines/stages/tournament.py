@@ -163,7 +163,7 @@ def play(settings: Settings, names: Sequence[str], listener: Listener = silent) 
                 "player": player.name,
                 "policy_id": player.name if acting is None else acting.policy_id,
                 "update": None if acting is None or acting.version < 0 else acting.version,
-                "elo": round(float(ratings.elo[place]), 1),
+                "elo": round(float(ratings.elo[place]), 1) + 0.0,  # without the sign of -0.0
                 "elo_ci95": [round(float(end[place]), 1) for end in (ratings.low, ratings.high)],
                 "score": float(scored.mean()),
                 **_count(scored),

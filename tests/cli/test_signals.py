@@ -51,6 +51,17 @@ def test_the_first_signal_stops_at_the_next_progress(number: int, code: int) -> 
     assert len(heard) == 3
 
 
+@pytest.mark.parametrize(("unit", "hint"), [("updates", "to resume"), ("games", "plays the games again")])
+def test_the_hint_says_whether_the_work_is_resumed(unit: str, hint: str) -> None:
+    event = Progress(stage="any", done=1, total=2, unit=unit)
+    with interruptible(lambda event: None) as listener:
+        listener(event)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted) as caught:
+            listener(event)
+    assert hint in str(caught.value.hint)
+
+
 def test_the_first_signal_stops_what_is_waited_for() -> None:
     with interruptible(lambda event: None) as listener:
         listener(Waiting(what="an answer"))

@@ -172,6 +172,13 @@ def test_the_command_prints_a_table_and_refuses_what_does_not_go_with_it(trained
     assert "by pairing and seat" in found.out
     as_json = call("evaluate", trained, "--tournament", "--opponents", "random", "--episodes", 4, "--output", "json")
     assert [player["games"] for player in as_json.json["metrics"]["players"]] == [4, 4]
-    for more in (["--follow"], ["--form", "onnx"], ["--to", "out"], ["--tasks", "success"]):
+    for more in (
+        ["--follow"],
+        ["--form", "onnx"],
+        ["--to", "out"],
+        ["--tasks", "success"],
+        ["--track", "tensorboard"],
+        ["--env-timeout", "5"],
+    ):
         refused = call("evaluate", trained, "--tournament", "--opponents", "random", *more)
         assert refused.code == 2, more
