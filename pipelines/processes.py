@@ -179,7 +179,8 @@ def serve_forks(descriptor: int, target: str, modules: Sequence[str]) -> NoRetur
             finally:
                 os._exit(1)
         os.close(connection)
-        os.write(writing, _NUMBER.pack(pid))
+        with contextlib.suppress(BrokenPipeError):  # the owner was killed; the child notices by its connection
+            os.write(writing, _NUMBER.pack(pid))
         reports[pid] = writing
 
 

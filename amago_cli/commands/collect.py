@@ -187,7 +187,7 @@ def collect(
             return text  # the settings refuse anything but "auto"
 
     exclude({"--steps": steps, "--add": add})
-    exclude({"--epsilon": epsilon, "--no-explore": explore is False or None})
+    exclude({"--epsilon": epsilon, "--explore" if explore else "--no-explore": explore})
     named = common.named | {
         "collect.steps": add,
         "collect.actors": parse_number(actors),

@@ -24,6 +24,7 @@ _STAGED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _STALE_SECONDS = 60.0  # others may be writing in the same directory
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_TAKEN = {errno.EEXIST, errno.ENOTDIR}
 
 
 def make_storage_error(error: OSError, action: str) -> StageFailed:
@@ -38,6 +39,8 @@ def make_storage_error(error: OSError, action: str) -> StageFailed:
             f"cannot {action}: {os.strerror(error.errno or 0).lower()}",
             hint="check the directory's permissions, or choose another directory",
         )
+    if error.errno in _TAKEN:
+        return StageFailed(f"cannot {action}: a file is where a directory has to be", hint="choose another directory")
     return StageFailed(f"cannot {action}: {error.strerror or error}")
 
 

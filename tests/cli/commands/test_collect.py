@@ -78,6 +78,19 @@ def test_adding_from_cron_collects_as_many_each_time(amago: Amago) -> None:
     assert (refused.code, "--steps and --add exclude each other" in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--explore", "--no-explore"])
+def test_a_constant_rate_of_exploration_excludes_a_schedule_and_none(amago: Amago, option: str) -> None:
+    refused = amago("collect", "--env", "tmaze", "--epsilon", 0.1, option)
+    assert (refused.code, f"--epsilon and {option} exclude each other" in refused.err) == (2, True)
+
+
+def test_a_lake_where_a_file_is_says_what_to_do(amago: Amago) -> None:
+    Path("taken").touch()
+    refused = amago("collect", "--env", "tmaze", "--steps", 40, "--lake", "taken")
+    assert refused.code == 1
+    assert "a file is where a directory has to be; choose another directory" in refused.err
+
+
 def test_a_target_that_is_reached_says_how_to_collect_more(amago: Amago) -> None:
     collect = ("collect", "--env", "tmaze", "--steps", "0.1k", "--actors", 2, "--lake", "shared")
     assert amago(*collect).code == 0
