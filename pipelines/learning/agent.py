@@ -104,7 +104,7 @@ class Agent(nn.Module):
                 )
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
             self._target_pairs = [*self.target_heads.parameters()], [*self.heads.parameters()]
-            self.popart = PopArt(len(self.gammas), settings.popart)
+            self.popart = PopArt(self.gammas, settings.popart, reward_scale=settings.reward_scale)
             if isinstance(self.heads, ExactHeads):
                 self.advantage_scale = AdvantageScale(len(self.gammas))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +19,20 @@ class PopArt(nn.Module):
 
     The averages use the start-corrected step beta / (1 - (1 - beta)^t): the first batch sets them, early ones have
     equal weight, later ones enter at `beta`. Before the first update the scale is unknown, so every denormalised value
-    is zero and the first targets are rewards alone, whatever their unit.
+    is the mean: what `reward_scale` times the settings' `reward_mean` sums to. Without one it is zero, and the first
+    targets are rewards alone, whatever their unit.
 
     `update` returns the correction (x -> scale x + shift) for the last layer of every head in normalised units, which
     preserves denormalised outputs. The first update leaves the layers as they were initialised.
     """
 
-    def __init__(self, num_discounts: int, settings: PopArtSettings) -> None:
+    def __init__(self, gammas: Sequence[float], settings: PopArtSettings, *, reward_scale: float = 1.0) -> None:
         super().__init__()
         self.settings = settings
+        start = settings.reward_mean * reward_scale if settings.enabled else 0.0
         # Variance about the mean, not a second moment: rewards of 1e3 that differ by 1 would cancel in float32.
-        self.register_buffer("mu_G", torch.zeros(num_discounts))
-        self.register_buffer("variance_G", torch.zeros(num_discounts))
+        self.register_buffer("mu_G", torch.tensor([start / (1 - gamma) for gamma in gammas]))
+        self.register_buffer("variance_G", torch.zeros(len(gammas)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.mu_G: Tensor
         self.variance_G: Tensor
@@ -58,7 +61,7 @@ class PopArt(nn.Module):
         if not self.settings.enabled:
             return value
         known_G = self._scales.get((self.variance_G, self.updates), self._compute_scales)[1]
-        return torch.addcmul(self.mu_G, value, known_G)  # the mean is 0 before the first update
+        return torch.addcmul(self.mu_G, value, known_G)
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:

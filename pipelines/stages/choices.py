@@ -427,6 +427,10 @@ class Choices:
             self.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
         else:
             self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
+            if facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.return_mean:
+                reward = round_digits(facts.return_mean / facts.length_mean)
+                reason = "values start at what random play is paid: none of its episodes ended before its time"
+                self.choose("agent.popart.reward_mean", reward, reason)
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return
         if any(row.setting == "agent.trace" for row in self.rows):

@@ -6,9 +6,19 @@ from pipelines.learning.popart import PopArt
 from pipelines.nets.critic import ActionInput, ActionValues
 
 
+def test_values_start_at_what_the_mean_reward_sums_to() -> None:
+    popart = PopArt((0.9, 0.99), PopArtSettings(reward_mean=-2.0), reward_scale=10.0)
+    zero = torch.zeros(1, 2)
+    torch.testing.assert_close(popart.denormalize(zero), torch.tensor([[-200.0, -2000.0]]))
+    popart.update(-20 + torch.tensor([0.9, 0.99]) * popart.denormalize(torch.zeros(4, 2)))  # one reward of -2, then on
+    torch.testing.assert_close(popart.denormalize(zero), torch.tensor([[-200.0, -2000.0]]))
+    disabled = PopArt((0.9,), PopArtSettings(reward_mean=-2.0, enabled=False))
+    assert disabled.denormalize(torch.ones(1)) == disabled.normalize(torch.ones(1)) == 1
+
+
 def test_moments_by_hand():
     """Batches weigh 1; 3/4 and 1; 9/16, 3/4 and 1: beta 1/4 forgets a quarter an update."""
-    popart = PopArt(1, PopArtSettings(beta=0.25))
+    popart = PopArt((0.9,), PopArtSettings(beta=0.25))
     scale, shift = popart.update(torch.tensor([[2.0], [6.0]]))  # mean 4, mean square 20
     assert popart.mu_G.item() == pytest.approx(4)
     assert popart.sigma_G.item() == pytest.approx(2)  # (20 - 16) ** .5
@@ -25,7 +35,7 @@ def test_moments_by_hand():
 
 def test_the_scale_is_right_from_the_first_updates_on_not_after_thousands():
     """Targets of deviation .3, as in a sparse task; a start at 100 would give 9.8, 7.8 and 4.7 here."""
-    popart, generator = PopArt(1, PopArtSettings()), torch.Generator().manual_seed(0)
+    popart, generator = PopArt((0.9,), PopArtSettings()), torch.Generator().manual_seed(0)
     for update in range(1, 1001):
         popart.update(0.5 + 0.3 * torch.randn(200, 1, generator=generator))
         if update in (1, 10, 100, 1000):
@@ -35,7 +45,7 @@ def test_the_scale_is_right_from_the_first_updates_on_not_after_thousands():
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
 def test_early_batches_count_alike_in_any_unit(unit):
-    popart = PopArt(1, PopArtSettings())
+    popart = PopArt((0.9,), PopArtSettings())
     for value in (1.0, 2.0, 3.0, 4.0):
         popart.update(torch.tensor([[value * unit]]))
     assert popart.mu_G.item() == pytest.approx(2.5 * unit, rel=1e-3)
@@ -43,21 +53,21 @@ def test_early_batches_count_alike_in_any_unit(unit):
 
 
 def test_large_values_that_differ_a_little_keep_their_deviation():
-    popart = PopArt(1, PopArtSettings())
+    popart = PopArt((0.9,), PopArtSettings())
     for _ in range(5):
         popart.update(1e4 + torch.tensor([[-0.5], [0.5]]))
     assert popart.sigma_G.item() == pytest.approx(0.5, rel=1e-3)
 
 
 def test_values_are_zero_until_their_scale_is_known():
-    popart = PopArt(2, PopArtSettings())
+    popart = PopArt((0.9, 0.99), PopArtSettings())
     assert not popart.denormalize(torch.randn(3, 2)).any()
     popart.update(torch.ones(3, 2))
     assert popart.denormalize(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
 
 def test_targets_that_are_not_finite_leave_the_moments_alone():
-    popart = PopArt(2, PopArtSettings(beta=0.5))
+    popart = PopArt((0.9, 0.99), PopArtSettings(beta=0.5))
     popart.update(torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
     popart.update(torch.tensor([[5.0, torch.nan], [5.0, 5.0]]))
     assert popart.mu_G[1] == 2
@@ -65,7 +75,7 @@ def test_targets_that_are_not_finite_leave_the_moments_alone():
 
 
 def test_disabled_it_changes_nothing():
-    popart = PopArt(1, PopArtSettings(enabled=False))
+    popart = PopArt((0.9,), PopArtSettings(enabled=False))
     assert [x.item() for x in popart.update(torch.tensor([[5.0], [50.0]]))] == [1, 0]
     value = torch.randn(4, 1)
     assert popart.normalize(value).equal(value)
@@ -73,7 +83,7 @@ def test_disabled_it_changes_nothing():
 
 
 def test_normalize_and_denormalize_are_inverse_and_sigma_is_bounded():
-    popart = PopArt(2, PopArtSettings(beta=1.0))
+    popart = PopArt((0.9, 0.99), PopArtSettings(beta=1.0))
     popart.update(torch.tensor([[5.0, 1e9], [5.0, -1e9]]))
     assert popart.sigma_G.tolist() == pytest.approx([1e-4, 1e6])
     value = torch.randn(3, 2)
@@ -83,7 +93,7 @@ def test_normalize_and_denormalize_are_inverse_and_sigma_is_bounded():
 @pytest.mark.parametrize("kind", ["table", "input"])
 def test_outputs_are_preserved(kind):
     torch.manual_seed(0)
-    settings, popart, h = CriticSettings(hidden=(8,)), PopArt(2, PopArtSettings(beta=0.3)), torch.randn(5, 4)
+    settings, popart, h = CriticSettings(hidden=(8,)), PopArt((0.9, 0.99), PopArtSettings(beta=0.3)), torch.randn(5, 4)
     critic = ActionValues(4, 2, 3, settings) if kind == "table" else ActionInput(4, 3, (0.5, 0.9), settings)
 
     def values():
