@@ -327,6 +327,21 @@ def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value:
     assert rows[setting] == value
 
 
+@pytest.mark.parametrize(
+    ("seen", "start"),
+    [
+        (replace(CHEETAH, length_min=1_000, length_max=1_000, return_mean=-500.0), -0.5),
+        (replace(CHEETAH, length_min=900, length_max=1_000, return_mean=-500.0), None),
+        (replace(CHEETAH, length_min=1_000, length_max=1_000, episodes=0), None),
+        (replace(PENDULUM, return_mean=-1200.0), None),
+    ],
+    ids=["ended by time", "ended early", "none ended", "with traces"],
+)
+def test_values_start_at_what_random_play_is_paid(seen: EnvFacts, start: float | None) -> None:
+    rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5))[0].rows}
+    assert rows.get("agent.popart.reward_mean") == start
+
+
 def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
     rows = {row.setting for row in chosen(replace(CARTPOLE, rewards_at_once=True), Budget(minutes=5))[0].rows}
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
