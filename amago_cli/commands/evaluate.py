@@ -142,7 +142,9 @@ def evaluate(
     if tournament and (follow or form is not None):
         raise UsageError("--tournament does not go with --follow or --form", hint="leave out one of them")
     if tournament and (track or env_timeout is not None):
-        raise UsageError("a tournament is not tracked and has no time limit", hint="leave out --track and --env-timeout")
+        raise UsageError(
+            "a tournament is not tracked and has no time limit", hint="leave out --track and --env-timeout"
+        )
     if is_file and (follow or checkpoint is not None or form is not None or tournament):
         raise UsageError(f"'{source}' is one policy", hint="leave out --follow, --checkpoint, --form and --tournament")
     if is_file:

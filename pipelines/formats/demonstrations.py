@@ -178,7 +178,10 @@ class _DemonstrationImporter(ABC):
             listed = ", ".join(f"{key} {length:,}" for key, length in lengths.items())
             raise IntegrityError(f"{self._what}: '{inside}' has arrays of different lengths: {listed}")
         steps = next(iter(lengths.values()))
-        dones = others.get(TERMINATED)
+        ended, dones = np.zeros(1, dtype=bool), others.get(TERMINATED)
+        if steps and dones is not None:
+            where = f"{inside}/{self._arrays[TERMINATED]}"
+            ended = read_flags(np.atleast_1d(dones[()]), where, what=self._what)
         return _Demonstration(
             number=number,
             name=name,
@@ -186,11 +189,8 @@ class _DemonstrationImporter(ABC):
             following={column: np.asarray(values[()]) for column, values in after.items()},
             action=np.asarray(others[ACTION][()]),
             reward=np.asarray(others[REWARD][()]).reshape(steps, -1) if REWARD in others else np.zeros((steps, 1)),
-            terminated=bool(steps and dones is not None and self._flags(dones, inside)[-1]),
+            terminated=bool(ended[-1]),
         )
-
-    def _flags(self, dones: Any, inside: str) -> np.ndarray:
-        return read_flags(np.atleast_1d(dones[()]), f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -217,6 +217,7 @@ class _DemonstrationImporter(ABC):
     def _batch(self, held: list[_Demonstration]) -> Iterator[Trajectories]:
         end = np.cumsum([len(one.reward) for one in held])
         terminated = np.array([one.terminated for one in held])
+        is_partial = len(held[0].following) < len(held[0].observation)
         steps = Steps(
             begin=np.concatenate([[0], end[:-1]]),
             end=end,
@@ -224,7 +225,7 @@ class _DemonstrationImporter(ABC):
             truncated=~terminated,
             observation={name: np.concatenate([one.observation[name] for one in held]) for name in self._places},
             following={name: np.concatenate([one.following[name] for one in held]) for name in held[0].following},
-            unsure=np.ones(len(held), dtype=bool) if self._drops(held[0]) else None,
+            unsure=np.ones(len(held), dtype=bool) if is_partial and self._settings.missing_final == "drop" else None,
             action=np.concatenate([one.action for one in held]),
             reward=np.concatenate([one.reward for one in held]),
         )
@@ -235,9 +236,6 @@ class _DemonstrationImporter(ABC):
         columns = self._intake.columns(laid.raw, first=held[0].number)
         chosen = np.flatnonzero(laid.usable)
         yield Trajectories(columns, laid.raw.rows, [self._info(held[i], bool(laid.dropped[i])) for i in chosen])
-
-    def _drops(self, one: _Demonstration) -> bool:
-        return len(one.following) < len(one.observation) and self._settings.missing_final == "drop"
 
     def _info(self, one: _Demonstration, dropped: bool) -> TrajectoryInfo:
         mask = ", ".join(self._masks.get(one.name, ()))

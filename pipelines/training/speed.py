@@ -131,7 +131,10 @@ class Cost:
         self._is_reported = True
         seconds = (now - self._began) / (done - 1) if done > 1 else None
         count = f"{total:,} update{'s' * (total != 1)}"
-        parts = [f"{self._parameters:,} parameters", self._where(), *self._memory(), *self._utilisation(seconds)]
+        parts = [f"{self._parameters:,} parameters", self._where(), *self._memory()]
+        peak = find_peak(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
+        if self._flop and peak and seconds:
+            parts.append(f"MFU {self._flop() / seconds / peak:.1%}")
         return f"{', '.join(parts)}; {count}" + (f": about {duration(total * seconds)}" if seconds is not None else "")
 
     def _where(self) -> str:
@@ -142,10 +145,6 @@ class Cost:
         is_cuda = self._device.type == "cuda"
         used = torch.cuda.max_memory_allocated(self._device) if is_cuda else _resident_bytes()
         return [f"{used / 2**20:,.0f} MiB"] if used else []
-
-    def _utilisation(self, seconds: float | None) -> list[str]:
-        peak = find_peak(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
-        return [f"MFU {self._flop() / seconds / peak:.1%}"] if self._flop and peak and seconds else []
 
 
 def _resident_bytes() -> int:

@@ -214,7 +214,10 @@ class Trainer:
         learner, train, began = self.learner, self.settings.train, time.monotonic()
         learnt = data.mixture.prioritise if train.per_alpha else None
         first = learner.update
-        figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
+        figures: dict[str, Any] = {}
+        if first >= target:
+            losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
+            figures["loss"] = losses[-1] if losses else None
         waited = 0.0
 
         def draw(_: int) -> HostBatch:
@@ -317,10 +320,6 @@ class Trainer:
             weights = checkpoints.load(self.directory.checkpoints, str(learner.update)).weights
         self._copy.load_state_dict(dict(weights))
         return self._copy
-
-    def _last_loss(self) -> float | None:
-        losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
-        return losses[-1] if losses else None
 
     def _require_spaces(self, checkpoint: Checkpoint) -> None:
         with checkpoint.understood():

@@ -146,9 +146,10 @@ class ArrowEpisodes:
         try:
             columns = {name: table[name].combine_chunks() for name in table.column_names}
             observed = {leaf.root: columns.get(leaf.root) for leaf in self._leaves}
+            acted = columns["actions"][:-1]
             return MinariEpisode(
                 observations={leaf.column: self._read_leaf(observed[leaf.root], leaf, folder) for leaf in self._leaves},
-                actions=self._read_actions(columns["actions"][:-1], folder),
+                actions=decode_pictures(acted.to_pylist(), str(folder)) if self._action_jpeg else as_array(acted),
                 rewards=columns["rewards"].to_numpy(zero_copy_only=False)[:-1].astype(np.float64),
                 terminations=columns["terminations"].to_numpy(zero_copy_only=False)[:-1],
                 truncations=columns["truncations"].to_numpy(zero_copy_only=False)[:-1],
@@ -185,9 +186,6 @@ class ArrowEpisodes:
         if leaf.jpeg:
             return decode_pictures(values.to_pylist(), str(folder))
         return values.to_pylist() if isinstance(leaf.space, Ragged) else as_array(values)
-
-    def _read_actions(self, values: pa.Array, folder: Path) -> np.ndarray:
-        return decode_pictures(values.to_pylist(), str(folder)) if self._action_jpeg else as_array(values)
 
     def _read_success(self, infos: pa.Array | None) -> bool | None:
         if infos is None or not pa.types.is_struct(infos.type) or infos.type.get_field_index("success") < 0:
