@@ -148,13 +148,13 @@ class EnvFacts:
     progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and
     `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest magnitudes;
     `observation_min`: of the number observed that has the smallest one (0: none is known).
-    `pays_alike`: every step had the same reward, above 0. `rewards_at_once`: rewards are frequent, follow from the
-    action before alone, and actions do not change what is observed later, as far as two ways to play the same
-    episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played
-    in a step. `step_change` (a share of the spread of what is observed) and `inertia` (a correlation): how far a
-    step moves it, and whether movement goes on; 0: not known. `shows_state`: an observation of one task and the action
-    predict what is observed next and the reward, and the steps before add little. `step_seconds`: CPU seconds of a
-    step of one actor, resets included.
+    `pays_alike`: every step had the same reward, above 0; `only_costs`: rewards were below 0, or 0. `rewards_at_once`:
+    rewards are frequent, follow from the action before alone, and actions do not change what is observed later, as far
+    as two ways to play the same episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how
+    often an action is played in a step. `step_change` (a share of the spread of what is observed) and `inertia` (a
+    correlation): how far a step moves it, and whether movement goes on; 0: not known. `shows_state`: an observation of
+    one task and the action predict what is observed next and the reward, and the steps before add little.
+    `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
     name: str
@@ -182,6 +182,7 @@ class EnvFacts:
     observation_min: float = 0.0
     reward_max: float = 0.0
     pays_alike: bool = False
+    only_costs: bool = False
     rewards_at_once: bool = False
     action_repeat: int = 1
     step_change: float = 0.0
@@ -430,10 +431,11 @@ class Choices:
             # From 0, values of -1 a step fall to -1,000 in as many steps of the targets, and all the while their scale
             # hides what actions change. A cheetah that is to run at 2 m/s, two minutes: -1,790 (it stands at -2,000),
             # with 2 more for each step 1,205 of 2,000; with values that start at random play's, -1,195. At a velocity
-            # that is shown: -1,795 before, -1,254.
-            if facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.return_mean:
+            # that is shown: -1,795 before, -1,254. Where steps are also paid, 0 is no extreme: gymnasium's cheetah had
+            # 1,298 so, and 2,120 and 2,820 from 0.
+            if facts.only_costs and facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.return_mean:
                 reward = round_digits(facts.return_mean / facts.length_mean)
-                reason = "values start at what random play is paid: none of its episodes ended before its time"
+                reason = "values start at what random play costs: it was never paid, and ended by time alone"
                 self.choose("agent.popart.reward_mean", reward, reason)
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return

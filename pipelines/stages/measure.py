@@ -121,6 +121,7 @@ def measure_env(
         observation_min=round_digits(probe.observation_min),
         reward_max=round_digits(probe.reward_max),
         pays_alike=0 < probe.reward_low == probe.reward_high,
+        only_costs=probe.reward_low < 0 and probe.reward_high <= 0,
         rewards_at_once=again is not None and probe.reward_share >= _OFTEN and again.equals(probe.opening),
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",

@@ -63,6 +63,7 @@ PENDULUM = EnvFacts(
     step_seconds=2e-5,
 )
 CHEETAH = replace(PENDULUM, name="gym:HalfCheetah-v5", action_size=6, horizon=1_000, length_mean=1_000)
+COSTLY = replace(CHEETAH, length_min=1_000, length_max=1_000, only_costs=True, return_mean=-500.0)
 REACHED = GoalReward(tolerance=0.05, reward=0.0, step_reward=-1.0, ends=False)
 RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
 
@@ -330,14 +331,15 @@ def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value:
 @pytest.mark.parametrize(
     ("seen", "start"),
     [
-        (replace(CHEETAH, length_min=1_000, length_max=1_000, return_mean=-500.0), -0.5),
-        (replace(CHEETAH, length_min=900, length_max=1_000, return_mean=-500.0), None),
-        (replace(CHEETAH, length_min=1_000, length_max=1_000, episodes=0), None),
-        (replace(PENDULUM, return_mean=-1200.0), None),
+        (COSTLY, -0.5),
+        (replace(COSTLY, length_min=900), None),
+        (replace(COSTLY, only_costs=False), None),
+        (replace(COSTLY, episodes=0), None),
+        (replace(PENDULUM, only_costs=True, return_mean=-1200.0), None),
     ],
-    ids=["ended by time", "ended early", "none ended", "with traces"],
+    ids=["ended by time", "ended early", "paid, too", "none ended", "with traces"],
 )
-def test_values_start_at_what_random_play_is_paid(seen: EnvFacts, start: float | None) -> None:
+def test_values_start_at_what_random_play_costs(seen: EnvFacts, start: float | None) -> None:
     rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5))[0].rows}
     assert rows.get("agent.popart.reward_mean") == start
 

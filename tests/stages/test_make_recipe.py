@@ -245,11 +245,12 @@ def test_motion_agrees_with_a_second_computation(name: str, few: float, many: fl
 
 
 @pytest.mark.parametrize(
-    ("name", "alike"), [("gym:CartPole-v1", True), ("gym:MountainCar-v0", False), ("gym:Pendulum-v1", False)]
+    ("name", "alike", "costs"),
+    [("gym:CartPole-v1", True, False), ("gym:MountainCar-v0", False, True), ("gym:Pendulum-v1", False, True)],
 )
-def test_rewards_that_are_the_same_in_every_step(name: str, alike: bool) -> None:
-    """MountainCar's are, but below 0: an early end is what pays there."""
-    assert measured(name).pays_alike == alike
+def test_rewards_that_are_the_same_in_every_step_or_costs(name: str, alike: bool, costs: bool) -> None:
+    """MountainCar's are the same, but below 0: an early end is what pays there."""
+    assert (measured(name).pays_alike, measured(name).only_costs) == (alike, costs)
 
 
 class Mass(gymnasium.Env):
