@@ -431,8 +431,8 @@ class Choices:
             # From 0, values of -1 a step fall to -1,000 in as many steps of the targets, and all the while their scale
             # hides what actions change. A cheetah that is to run at 2 m/s, two minutes: -1,790 (it stands at -2,000),
             # with 2 more for each step 1,205 of 2,000; with values that start at random play's, -1,195. At a velocity
-            # that is shown: -1,795 before, -1,254. Where steps are also paid, 0 is no extreme: gymnasium's cheetah had
-            # 1,298 so, and 2,120 and 2,820 from 0.
+            # that is shown: -1,795 before, -1,254. Where steps are also paid, values lie on both sides of 0:
+            # gymnasium's cheetah had 1,298 so, and 2,120 and 2,820 from 0.
             if facts.only_costs and facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.return_mean:
                 reward = round_digits(facts.return_mean / facts.length_mean)
                 reason = "values start at what random play costs: it was never paid, and ended by time alone"
