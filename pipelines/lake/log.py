@@ -288,6 +288,10 @@ class LakeLog:
                 ids = tuple(str(id) for id in said.get("segments", ()))
                 self.protected[about] = Protection(name=about, time=float(said.get("time", entry.time)), segments=ids)
 
+    def _origins(self, id: str) -> Iterator[str]:
+        """Yield a segment and those that it was rewritten from."""
+        return _walk(self._sources, id)
+
     def hides(self, id: str) -> bool:
         """Return whether nothing of a segment counts: it expired, was rewritten or quarantined, or is the result of a
         rewriting that was not finished."""
@@ -369,7 +373,7 @@ class LakeLog:
             trajectories = {
                 each: uids
                 for id, uids in entry.trajectories.items()
-                for each in _walk(self._sources, id)  # the segment, and those that it was rewritten from
+                for each in self._origins(id)
                 if each in ids and (each == id or id not in ids or id not in targets.get(each, ()))
             }
             if len(segments) < len(entry.segments):

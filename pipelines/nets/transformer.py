@@ -102,8 +102,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:
         """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh)."""
         x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
-        fed_BTD = self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
-        return x_BTD + F.dropout(fed_BTD, self.dropout, dropout)
+        return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
 
     def _mix(self, x_BTD: Tensor, attention: Attention, dropout: bool) -> Tensor:
         batch, length, width = x_BTD.shape
@@ -114,6 +113,9 @@ class TransformerBlock(nn.Module):
         if self.head_scale is not None:
             mixed_BHTD = mixed_BHTD * self.head_scale
         return self.after_attention(self.merge(mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
+
+    def _feed(self, x_BTD: Tensor) -> Tensor:
+        return self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
 
 
 class Transformer(SequenceEncoder):
