@@ -374,8 +374,9 @@ class PopArtSettings(SettingsModel):
     max_sigma: Annotated[float, Field(gt=0)] = 1e6
     """Upper bound of the scale."""
     reward_mean: float = 0.0
-    """Mean reward of a step before learning, where only a time limit ends episodes: values start at its discounted
-    sum, reward_mean / (1 - gamma). From 0 they would take some 1 / (1 - gamma) steps of the targets to get there."""
+    """Mean reward of a step before learning, where only a time limit ends episodes: values of scalar critics start at
+    its discounted sum, reward_mean / (1 - gamma). From 0 they would take some 1 / (1 - gamma) steps of the targets to
+    get there."""
 
 
 class FilterSettings(SettingsModel):
