@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pipelines.config.model import AgentSettings
 from pipelines.envs.goals import GoalReward
+from pipelines.learning.agent_types import AgentType, resolve
 
 # Network: the first size whose budget, in minutes of one CPU core, is long enough; with a GPU one size for all.
 SIZE_BY_MINUTES = ((15.0, "tiny"), (240.0, "small"), (math.inf, "base"))
@@ -347,7 +349,17 @@ class Choices:
         given = self.find("agent.actor.distribution")
         if not facts.is_box or given is not None:
             return facts.is_box and given == "grid"
-        return facts.action_size in GRID_POINTS and self.find("agent.kind", "actor-critic") == "actor-critic"
+        return facts.action_size in GRID_POINTS and self._has_tables
+
+    @property
+    def _agent_type(self) -> AgentType:
+        kind, critic = self.find("agent.kind", "actor-critic"), self.find("agent.critic.kind")
+        return resolve(AgentSettings.model_validate({"kind": kind, "critic": {"kind": critic}}))
+
+    @property
+    def _has_tables(self) -> bool:
+        """Whether critics have an output for each action, where it is a choice."""
+        return self._agent_type.table and self._agent_type.critic == "scalar"
 
     def _choose_network(self) -> None:
         if self.facts.has_gpu:
@@ -398,6 +410,8 @@ class Choices:
         self.choose("train.batch_size", windows, reason or f"about {tokens:,} time steps an update")
 
     def _choose_discounts(self) -> None:
+        if self._agent_type.critic is None:
+            return
         if self.facts.rewards_at_once:
             reason = "no action changes more than its own reward, and later ones would only add noise"
             self.choose("agent.acting_gamma", GAMMA_AT_ONCE, reason)
@@ -420,20 +434,27 @@ class Choices:
             self.choose("agent.actor.distribution", "grid", reason)
             number = f"{points**facts.action_size:,} actions"
             self.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
-        if facts.action == "Discrete" or is_on_grid:
+        if (facts.action == "Discrete" or is_on_grid) and self._has_tables:
             if not facts.rewards_at_once:
                 reason = "rewards reach earlier steps, except past actions that the policy avoids"
                 self.choose("agent.trace", "retrace", reason)
             reason = "holds the policy open where actions matter less than usual"
             self.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
-        else:
-            self.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
+        elif self._agent_type.critic is not None:
+            self.choose("agent.n_step", N_STEP, "short returns before the value: no critic has one for each action")
             # From 0, values of -1 a step fall to -1,000 in as many steps of the targets, and all the while their scale
             # hides what actions change. A cheetah that is to run at 2 m/s, two minutes: -1,790 (it stands at -2,000),
             # with 2 more for each step 1,205 of 2,000; with values that start at random play's, -1,195. At a velocity
             # that is shown: -1,795 before, -1,254. Where steps are also paid, values lie on both sides of 0:
             # gymnasium's cheetah had 1,298 so, and 2,120 and 2,820 from 0.
-            if facts.only_costs and facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.return_mean:
+            is_scalar = self._agent_type.critic == "scalar"
+            if (
+                is_scalar
+                and facts.only_costs
+                and facts.is_fixed
+                and facts.longest > WHOLE_EPISODE
+                and facts.return_mean
+            ):
                 reward = round_digits(facts.return_mean / facts.length_mean)
                 reason = "values start at what random play costs: it was never paid, and ended by time alone"
                 self.choose("agent.popart.reward_mean", reward, reason)
@@ -554,8 +575,9 @@ class Choices:
 
     def _choose_shares(self, *, steps: int, updates: int, actors: int) -> None:
         """Choose the schedules that are shares of the run."""
-        tau = round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
-        self.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
+        if self._agent_type.critic is not None:
+            tau = round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
+            self.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
         is_noise = self.facts.is_box and not self._uses_grid
         start = EXPLORATION_START_BOX if is_noise else EXPLORATION_START
         what = "noise" if is_noise else "random actions"

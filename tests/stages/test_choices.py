@@ -344,6 +344,21 @@ def test_values_start_at_what_random_play_costs(seen: EnvFacts, start: float | N
     assert rows.get("agent.popart.reward_mean") == start
 
 
+@pytest.mark.parametrize("seen", [CARTPOLE, PENDULUM, COSTLY, LAKE], ids=lambda seen: seen.name)
+@pytest.mark.parametrize(
+    "agent",
+    [{"kind": "multi-task"}, {"critic": {"kind": "two-hot"}}, {"kind": "behaviour-cloning"}],
+    ids=["multi-task", "two-hot", "cloning"],
+)
+def test_an_agent_of_another_kind_is_given_only_what_it_can_use(seen: EnvFacts, agent: dict[str, object]) -> None:
+    rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5), agent=agent)[0].rows}
+    scalar_alone = {"trace", "trace_decay", "entropy_weight", "popart.reward_mean", "actor.distribution"}
+    assert not rows.keys() & {f"agent.{name}" for name in scalar_alone}
+    with_critics = agent.get("kind") != "behaviour-cloning"
+    of_critics = {"agent.n_step", "agent.acting_gamma", "agent.gammas", "agent.target_tau"}
+    assert rows.keys() & of_critics == (of_critics if with_critics else set())
+
+
 def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
     rows = {row.setting for row in chosen(replace(CARTPOLE, rewards_at_once=True), Budget(minutes=5))[0].rows}
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
