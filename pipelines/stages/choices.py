@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipelines.config.model import AgentSettings
@@ -525,14 +525,11 @@ class Choices:
             seconds = 60 * budget.minutes
             left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
             plan = self._plan_time(rates, left, tokens=tokens, actors=actors, first=first)
-        epochs = self.choose("epochs", plan.epochs, plan.why_epochs)
-        collect = _to_number(self.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
-        train = self.choose("train.steps", plan.train, plan.why_train)
-        if collect != plan.collect:
-            plan = replace(plan, collect=collect, first_collect=max(collect, first))
-        if train != plan.train:
-            plan = replace(plan, train=train, first_train=train)
-        steps, updates = plan.first_collect + (epochs - 1) * collect, plan.first_train + (epochs - 1) * train
+        self.choose("epochs", plan.epochs, plan.why_epochs)
+        self.choose("collect.steps", plan.collect, plan.why_collect)
+        self.choose("train.steps", plan.train, plan.why_train)
+        steps = plan.first_collect + (plan.epochs - 1) * plan.collect
+        updates = plan.first_train + (plan.epochs - 1) * plan.train
         self._choose_shares(steps=steps, updates=updates, actors=actors)
         self.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
         has_bonus = any(row.setting == "agent.entropy_weight" and row.value not in (0, "auto") for row in self.rows)
@@ -637,16 +634,23 @@ class Choices:
             share / (1 - share) * step / (update / tokens) for share in (LEAST_UPDATE_SHARE, MOST_UPDATE_SHARE)
         )
         ratio = min(max(min(max(REPLAY_RATIO, lowest), highest), LEAST_REPLAY), MOST_REPLAY)
+        given = self.find("epochs"), self.find("collect.steps"), self.find("train.steps")
+        own_epochs, own_collect, own_train = given
+        if own_collect and own_train:
+            ratio = own_train * tokens / own_collect
         each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
         evaluating = number * episodes * episode + 1.25 * final * episode
-        epochs = _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
+        epochs = own_epochs or _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
         left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
-        collect = _round_down(max(left / epochs / each, actors), multiple=actors)
-        train = _round_down(max(collect * ratio / tokens + 0.5, 1))
-        part = min(FIRST_EPOCH_SECONDS / (collect * each), 1.0)  # a quick first epoch, for an early score
+        fitting = own_train * tokens / ratio if own_train else left / epochs / each
+        collect = own_collect or _round_down(max(fitting, actors), multiple=actors)
+        train = own_train or _round_down(max(collect * ratio / tokens + 0.5, 1))
+        # A quick first epoch, for an early score, unless the user says what an epoch is.
+        part = 1.0 if any(given) else min(FIRST_EPOCH_SECONDS / (collect * each), 1.0)
         first_collect, first_train = max(round(collect * part), 1, first), max(round(train * part), 1)
         spent_first, epoch = first_collect * step + first_train * update, collect * step + train * update
-        epochs = max(1 + math.floor((left - spent_first) / epoch + 0.5), 1)
+        more = left - spent_first + (epochs - 1) * EPOCH_OVERHEAD
+        epochs = own_epochs or max(1 + math.floor(more / (epoch + EPOCH_OVERHEAD) + 0.5), 1)
         every = max(math.ceil(epochs / number), 1)
         number = math.ceil(epochs / every)
         evaluating = number * episodes * episode + 1.25 * final * episode
@@ -670,12 +674,17 @@ class Choices:
         )
 
     def _plan_steps(self, steps: int, *, tokens: int, actors: int, first: int) -> _Plan:
-        epochs = min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
-        first_collect = min(max(first, -(-steps // epochs)), steps)
-        epochs = 1 + min(epochs - 1, (steps - first_collect) // actors)
-        collect = (steps - first_collect) // (epochs - 1) if epochs > 1 else first_collect
-        first_collect = steps - (epochs - 1) * collect  # the total is the budget
-        train = max(round(collect * REPLAY_RATIO / tokens), 1)
+        own_epochs, own_collect = self.find("epochs"), self.find("collect.steps")
+        epochs = own_epochs or min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
+        first_collect = min(max(first, own_collect or -(-steps // epochs)), steps)
+        if own_collect:
+            epochs, collect = own_epochs or 1 + (steps - first_collect) // own_collect, own_collect
+        else:
+            epochs = own_epochs or 1 + min(epochs - 1, (steps - first_collect) // actors)
+            collect = max((steps - first_collect) // (epochs - 1), 1) if epochs > 1 else first_collect
+        # The total is the budget, unless the user says both of what it consists of.
+        first_collect = max(steps - (epochs - 1) * collect, first_collect if own_epochs else 1)
+        train = self.find("train.steps") or max(round(collect * REPLAY_RATIO / tokens), 1)
         most = EVALUATION_SHARE * 2 * steps / self.facts.typical  # episodes
         number = _clamp(most / USUAL_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
         return _Plan(

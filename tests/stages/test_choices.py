@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,6 +142,22 @@ def test_a_budget_in_steps_is_used_exactly(seen: EnvFacts, steps: int) -> None:
 
 
 @examples(100)
+@given(facts, st.integers(1, 10**8), st.integers(1, 10**6), st.booleans())
+def test_a_budget_in_steps_is_used_exactly_where_the_steps_or_number_of_epochs_are_given(
+    seen: EnvFacts, steps: int, amount: int, of_epoch: bool
+) -> None:
+    given: dict[str, Any] = (
+        {"collect": {"steps": amount}} if of_epoch else {"epochs": max(min(amount, steps // 1000), 1)}
+    )
+    settings = settings_of(chosen(seen, Budget(steps=steps), **given)[0])
+    assert totals(settings)[0] == steps
+    if of_epoch:
+        assert settings.collect.steps == amount
+    else:
+        assert settings.epochs == given["epochs"]
+
+
+@examples(100)
 @given(facts, rates, st.floats(0.5, 1_000))
 def test_twice_the_time_is_never_fewer_steps_or_updates(seen: EnvFacts, rate: Rates, minutes: float) -> None:
     short, long = (settings_of(chosen(seen, Budget(minutes=minutes * more), rate)[0]) for more in (1, 2))
@@ -150,15 +167,29 @@ def test_twice_the_time_is_never_fewer_steps_or_updates(seen: EnvFacts, rate: Ra
 
 @pytest.mark.parametrize("seen", [CARTPOLE, LAKE, PENDULUM])
 @pytest.mark.parametrize("minutes", [1, 2, 5, 15, 60, 600])
-def test_the_plan_fills_its_time(seen: EnvFacts, minutes: float) -> None:
-    choices, expected = chosen(seen, Budget(minutes=minutes))
-    assert expected == pytest.approx(60 * minutes, rel=0.08)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"train": {"steps": 40}},
+        {"collect": {"steps": 1280}},
+        {"train": {"steps": 60}, "collect": {"steps": 640}},
+        {"epochs": 7},
+    ],
+    ids=["nothing given", "updates given", "steps given", "both given", "epochs given"],
+)
+def test_the_plan_fills_its_time(seen: EnvFacts, minutes: float, given: dict[str, Any]) -> None:
+    choices, expected = chosen(seen, Budget(minutes=minutes), **given)
+    assert expected == pytest.approx(60 * minutes, rel=0.12 if "epochs" in given else 0.08)  # rounded to two digits
     settings = settings_of(choices)
+    assert [settings.epochs] == [given.get("epochs", settings.epochs)]
+    for stage, amount in (("train", settings.train.steps), ("collect", settings.collect.steps)):
+        assert amount == given.get(stage, {}).get("steps", amount)
     steps, updates = totals(settings)
     evaluated = sum(step.settings.evaluate.episodes for step in plan(settings) if step.entry.stage == "evaluate")
     spent = 1.1 * (updates * RATES.update_seconds + steps * RATES.collect_seconds)
     spent += RATES.collect_seconds * seen.typical * evaluated
-    assert 0.75 * 60 * minutes < spent < 1.02 * 60 * minutes
+    assert 0.7 * 60 * minutes < spent < 1.02 * 60 * minutes
 
 
 def test_evaluations_of_long_slow_episodes_leave_most_of_a_short_budget() -> None:
@@ -350,7 +381,7 @@ def test_values_start_at_what_random_play_costs(seen: EnvFacts, start: float | N
     [{"kind": "multi-task"}, {"critic": {"kind": "two-hot"}}, {"kind": "behaviour-cloning"}],
     ids=["multi-task", "two-hot", "cloning"],
 )
-def test_an_agent_of_another_kind_is_given_only_what_it_can_use(seen: EnvFacts, agent: dict[str, object]) -> None:
+def test_an_agent_of_another_kind_is_given_only_what_it_can_use(seen: EnvFacts, agent: dict[str, Any]) -> None:
     rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5), agent=agent)[0].rows}
     scalar_alone = {"trace", "trace_decay", "entropy_weight", "popart.reward_mean", "actor.distribution"}
     assert not rows.keys() & {f"agent.{name}" for name in scalar_alone}
