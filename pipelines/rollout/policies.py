@@ -19,7 +19,7 @@ from pipelines.envs.env import Env, EnvSpec, EpisodeCounter
 from pipelines.envs.exploration import Exploration, random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
-from pipelines.lake.spaces import Discrete, Space, Spaces
+from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces, convert_to_stored
 from pipelines.lake.store import describe_difference
 from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
@@ -151,7 +151,7 @@ class ExpertPolicy:
     ) -> np.ndarray:
         actions = self._env.expert()
         assert actions is not None
-        return actions
+        return fit_actions(actions, self._env.spec.spaces.action, f"the expert of environment '{self._env.spec.name}'")
 
 
 class FunctionPolicy:
@@ -168,6 +168,42 @@ class FunctionPolicy:
         time: np.ndarray,
     ) -> np.ndarray:
         return self._function(observation, prev_action, prev_reward, time)
+
+
+class CheckedPolicy:
+    """A policy that is not ours: StageFailed where it raises, or gives an action outside of the space."""
+
+    def __init__(self, policy: Policy, name: str, space: Space) -> None:
+        self._policy, self._name, self._space = policy, name, space
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.__dict__["_policy"], attribute)
+
+    def act(self, *seen: Any, **given: Any) -> np.ndarray:
+        try:
+            actions = self._policy.act(*seen, **given)
+        except AmagoError:
+            raise
+        except Exception as error:
+            raise StageFailed(f"policy '{self._name}' failed: {type(error).__name__}: {error}") from error
+        return fit_actions(actions, self._space, f"policy '{self._name}'")
+
+
+def fit_actions(given: Any, space: Space, whose: str) -> np.ndarray:
+    """Convert actions (N, ...), counted from 0 if discrete, to stored form: numbers of a Box are moved into its bounds.
+    StageFailed unless they are of the space; their number is not checked."""
+    try:
+        actions = np.asarray(given)
+        if isinstance(space, Box):
+            actions = np.clip(actions, -1.0, 1.0)
+        elif isinstance(space, Discrete | MultiDiscrete):
+            space = replace(space, start=None)
+        return convert_to_stored(actions, space, actions.shape[: actions.ndim - len(space.shape)])
+    except (TypeError, ValueError) as error:
+        raise StageFailed(
+            f"{whose} gave actions that are not of their space: {error}",
+            hint="choices count from 0; numbers lie in [-1, 1], which is rescaled to the environment's bounds",
+        ) from error
 
 
 def require_log_prob(policy: Policy, exploration: Exploration | None) -> ChoicePolicy:
@@ -209,9 +245,9 @@ def make_scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: in
         except Exception as error:
             raise StageFailed(f"policy '{name}' cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(target, Policy):
-        return target
+        return CheckedPolicy(target, name, spaces.action)
     if callable(target):
-        return FunctionPolicy(target)
+        return CheckedPolicy(FunctionPolicy(target), name, spaces.action)
     raise UsageError(
         f"policy '{name}' is a {type(target).__name__}",
         hint="give a class, an object with act, or a function",

@@ -15,6 +15,7 @@ from pipelines.export import forms, parity
 from pipelines.export.assets.policy import OnnxPolicy
 from pipelines.export.step_function import StepFunction
 from pipelines.files.checksums import seal
+from pipelines.lake.spaces import Discrete, Spaces
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
 from tests.envs.own import Everything, Told
@@ -138,11 +139,24 @@ def test_one_altered_bit_is_refused(gru: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("observation", "words"),
-    [([0.0], "numbers, not"), ({}, "numbers, not"), (None, "numbers, not")],
+    [([0.0], "numbers, not"), ({}, "not finite"), (None, "not finite"), ([None, 1, 0, 0], "not finite")],
 )
 def test_a_wrong_observation_is_named(gru: Path, observation: Any, words: str) -> None:
     with NodePolicy(gru) as policy, pytest.raises(RuntimeError, match=words):
         policy("act", observation)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(999, "not exist"), (-1, "not exist"), (0.5, "not int32"), ("1", "not finite"), (4e9, "not int32")],
+)
+def test_a_choice_that_cannot_be_is_refused_as_in_python(tmp_path: Path, wrong: Any, words: str) -> None:
+    spaces = Spaces(observation={"obs": Discrete(n=5, start=1)}, action=Discrete(n=2))
+    path = bundle(Agent(spaces, settings()).eval(), tmp_path)
+    with pytest.raises((ValueError, TypeError)):
+        OnnxPolicy(path).act(wrong)
+    with NodePolicy(path) as policy, pytest.raises(RuntimeError, match=words):
+        policy("act", wrong)
 
 
 def test_an_absent_column_is_named(tmp_path: Path) -> None:

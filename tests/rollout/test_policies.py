@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
-from pipelines.rollout.policies import ExpertPolicy, FunctionPolicy, Policy, RandomPolicy, make_scripted_policy
-from tests.envs.own import Counting, fixed
+from pipelines.rollout.policies import (
+    CheckedPolicy,
+    ChoicePolicy,
+    ExpertPolicy,
+    FunctionPolicy,
+    Policy,
+    RandomPolicy,
+    fit_actions,
+    make_scripted_policy,
+)
 
 SPACES = Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=2))
 
@@ -45,13 +53,47 @@ def scripted(attribute):
 
 def test_a_class_an_object_and_a_function_can_be_named():
     made = scripted("Counting")
-    assert isinstance(made, Counting)
-    assert made.spaces is SPACES
-    assert scripted("fixed") is fixed
-    function = scripted("go_right")
-    assert isinstance(function, FunctionPolicy)
-    assert isinstance(function, Policy)
-    assert function.act({}, None, None, np.zeros(3)).tolist() == [0, 0, 0]
+    assert made.spaces is SPACES  # its own attributes are reached through the checks
+    for policy in (made, scripted("fixed"), scripted("go_right")):
+        assert isinstance(policy, Policy)
+        assert policy.act({}, np.zeros(3, "i4"), np.zeros(3), np.zeros(3)).shape == (3,)
+    assert not isinstance(scripted("fixed"), ChoicePolicy)
+    assert scripted("go_right").act({}, None, None, np.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Discrete(n=2), np.array([0, 99])),
+        (Discrete(n=2), np.array([0, -1])),
+        (Discrete(n=2), np.array([0.0, np.nan])),
+        (Discrete(n=2), np.array([0.0, 0.7])),
+        (Discrete(n=2), ["left", "right"]),
+        (Discrete(n=2), None),
+        (MultiDiscrete(nvec=(2, 3)), [[0, 2], [2, 0]]),
+        (MultiBinary(n=2), [[0, 1], [2, 0]]),
+        (Box(shape=(1,)), [[0.5], [np.nan]]),
+        (Box(shape=(1,)), [["a"], ["b"]]),
+    ],
+)
+def test_what_is_not_an_action_is_refused_with_the_name_of_who_gave_it(space, given):
+    policy = CheckedPolicy(FunctionPolicy(lambda *_: given), "mine:Wrong", space)
+    with pytest.raises(StageFailed, match="policy 'mine:Wrong' gave actions that are not of their space"):
+        policy.act({}, None, None, np.zeros(2))
+
+
+def test_actions_are_converted_to_stored_form():
+    assert fit_actions([[3.0], [-0.5]], Box(shape=(1,)), "it").tolist() == [[1.0], [-0.5]]
+    started = fit_actions(np.array([0.0, 2.0]), Discrete(n=3, start=5), "it")  # counted from 0 all the same
+    assert (started.tolist(), started.dtype) == ([0, 2], np.dtype("int32"))
+
+
+def test_a_policy_that_fails_is_named():
+    def fail(*_):
+        raise RuntimeError("confused")
+
+    with pytest.raises(StageFailed, match="policy 'mine:Expert' failed: RuntimeError: confused"):
+        CheckedPolicy(FunctionPolicy(fail), "mine:Expert", Discrete(n=2)).act({}, None, None, np.zeros(2))
 
 
 def test_what_is_not_there_is_explained():

@@ -65,7 +65,10 @@ export class OnnxPolicy {
     flatten(this.single ? [observation] : observation, "obs", columns, this.columns, this.single);
     const absent = Object.keys(this.columns).filter((name) => !(name in columns));
     if (absent.length) throw new Error("the observation lacks " + absent.join(", "));
-    for (const [name, space] of Object.entries(this.columns)) columns[name] = shifted(flat(columns[name]), space, -1);
+    for (const [name, space] of Object.entries(this.columns)) {
+      columns[name] = shifted(flat(columns[name]), space, -1);
+      requireStored(columns[name], space, name);
+    }
     const rewards = typeof reward === "number" ? new Array(this.actors).fill(reward) : reward;
     if (!Array.from(rewards, Math.fround).every(Number.isFinite)) throw new Error("the reward is not finite");
     const found = await this.step(columns, this.previous, rewards, this.begins, null, false);
@@ -151,13 +154,31 @@ function padded(value, { max_length: most }, name) {
   return [[...given, ...new Array(most - given.length).fill(0)], given.length];
 }
 
+// Fail unless the numbers of a column are of its space: one that is not would stay in the memory, without a word.
+function requireStored(values, space, name) {
+  const [dtype, choices] = [dtypeOf(space), space.kind === "discrete" ? [space.n] : (space.nvec?.flat() ?? [])];
+  if (!choices.length && !dtype.startsWith("float") && values instanceof ARRAYS[dtype]) return;
+  const whole = dtype.includes("int") && new ARRAYS[dtype](1);
+  values.forEach((value, place) => {
+    const number = numberOf(value);
+    if (!Number.isFinite(dtype === "float32" ? Math.fround(number) : number))
+      throw new Error(`${name} has a number that is not finite`);
+    if (whole) whole[0] = dtype.endsWith("64") ? BigInt(Math.trunc(number)) : number;
+    if (whole && Number(whole[0]) !== number)
+      throw new Error(`${name} has a number that is not ${dtype}`);
+    if (choices.length && !(number >= 0 && number < choices[place % choices.length]))
+      throw new Error(`${name} has a choice that does not exist`);
+  });
+}
+
 // Convert choices, which count from 0 in stored form and from `start` in the environment.
 function shifted(values, { start }, sign) {
   const starts = [start].flat();
-  return start ? Array.from(values, (value, n) => Number(value) + sign * starts[n % starts.length]) : values;
+  return start ? Array.from(values, (value, n) => numberOf(value) + sign * starts[n % starts.length]) : values;
 }
 
 const roundEven = (value) => Math.round(value) - (value % 1 && value % 0.5 === 0 ? Math.abs(Math.round(value) % 2) : 0);
+const numberOf = (value) => (["number", "bigint", "boolean"].includes(typeof value) ? Number(value) : NaN);
 const isArray = (value) => Array.isArray(value) || ArrayBuffer.isView(value);
 const nests = (value) => isArray(value) && isArray(value[0]);
 const flat = (value) => (nests(value) ? value.flatMap((each) => [...flat(each)]) : isArray(value) ? value : [value]);
