@@ -33,7 +33,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         yield listener
         return
     received: list[int] = []
-    awaited, began = "", 0.0
+    awaited, began, stopped = "", 0.0, False
 
     def remember(number: int, frame: FrameType | None) -> None:
         nonlocal began
@@ -52,7 +52,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
             signal.raise_signal(number)
 
     def listen(event: Event) -> None:
-        nonlocal awaited
+        nonlocal awaited, stopped
         listener(event)
         if isinstance(event, Notice):
             return
@@ -62,6 +62,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
             return
         by = f"interrupted by {signal.Signals(received[0]).name}"
         hint = "repeat the command to resume"
+        stopped = isinstance(event, Progress) or event.stoppable
         if isinstance(event, Progress):
             if event.unit in _PLAYED:
                 hint = f"repeat the command: it plays the {event.unit} again"
@@ -76,6 +77,8 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
     before = {number: signal.signal(number, remember) for number in handled_signals()}
     try:
         yield listen
+        if received and not stopped and is_main():
+            _write("done before it could stop\n")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @reader
 def ls(
     common: Common,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory that contains lakes.")] = Path("runs"),
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A directory that contains lakes, or a lake.")] = "runs",
 ) -> Any:
     """List the lakes in and below a directory.
 
@@ -37,24 +37,27 @@ def ls(
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
-    if not path.is_dir():
+    in_store = "://" in path
+    if not in_store and not Path(path).is_dir():
         raise InputMissing(f"no directory '{path}'", hint="`amago collect` creates runs, each with a lake, in runs/")
     columns = ("lake", "trajectories", "episodes", "steps", "overlays", "segments", "bytes", "environments")
     lakes: list[dict[str, Any]] = []
     rows = []
-    for place in find_lakes(path):
+    for place in [path] if in_store else map(str, find_lakes(Path(path))):
         try:
             lake = Lake(place)
             lakes.append({"lake": lake.name, **summary(lake)})
             last = ", ".join(lakes[-1]["environments"])
         except AmagoError as error:  # a damaged lake must not hide the others
+            if in_store:
+                raise
             lakes.append({"lake": place, "environments": [], "error": str(error)})
             last = f"error: {error}"
         rows.append((*(lakes[-1].get(name) for name in columns[:-1]), last))
     return Result(
         command="lake ls",
         metrics={"lakes": lakes},
-        tables=(Table(title=str(path), columns=columns, rows=rows),),
+        tables=(Table(title=path, columns=columns, rows=rows),),
     )
 
 

@@ -144,9 +144,9 @@ def _environment(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-_CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
+_CONNECT_SECONDS = 5
+HURRIED_SECONDS, PATIENT_SECONDS = 10, 60  # of a request until it is answered whole
 _HURRIED, PATIENT = 5, 11  # retries, after 50 ms at first and 5 s at most: about 1 s, and 25 s, in all
-_RETRY_SECONDS = 120
 _CHUNK = 16 << 20  # bytes in one request
 _PAGE = 1000  # keys in one request
 _UPLOADS = 4  # parts of a file at once
@@ -418,11 +418,11 @@ class Bucket:
 
     @functools.cached_property
     def _hurried(self) -> Any:
-        return _open_client(self.location, _HURRIED)
+        return _open_client(self.location, _HURRIED, HURRIED_SECONDS)
 
     @functools.cached_property
     def _patient(self) -> Any:
-        return _open_client(self.location, PATIENT)
+        return _open_client(self.location, PATIENT, PATIENT_SECONDS)
 
     @staticmethod
     def _name_version(found: Mapping[str, Any]) -> Version:
@@ -458,7 +458,8 @@ def reason(text: str, location: Location) -> str:
     return f"{short} ({code[1]})" if code and message else short
 
 
-def _open_client(location: Location, retries: int) -> Any:
+def _open_client(location: Location, retries: int, seconds: float) -> Any:
+    """Open a client that waits so many seconds for an answer, and twice as long in all where it repeats a request."""
     from obstore import store as module
 
     stores: Any = module
@@ -466,7 +467,7 @@ def _open_client(location: Location, retries: int) -> Any:
         "client_options": {
             "allow_http": (location.endpoint or "").startswith("http://"),
             "connect_timeout": datetime.timedelta(seconds=_CONNECT_SECONDS),
-            "timeout": datetime.timedelta(seconds=REQUEST_SECONDS),
+            "timeout": datetime.timedelta(seconds=seconds),
         },
         "retry_config": {
             "max_retries": retries,
@@ -475,7 +476,7 @@ def _open_client(location: Location, retries: int) -> Any:
                 "max_backoff": datetime.timedelta(seconds=5),
                 "base": 3,
             },
-            "retry_timeout": datetime.timedelta(seconds=_RETRY_SECONDS),
+            "retry_timeout": datetime.timedelta(seconds=2 * seconds),
         },
     }
     endpoint = {"endpoint": location.endpoint} if location.endpoint else {}

@@ -196,7 +196,9 @@ def fit_actions(given: Any, space: Space, whose: str) -> np.ndarray:
         actions = np.asarray(given)
         if isinstance(space, Box):
             actions = np.clip(actions, -1.0, 1.0)
-        elif isinstance(space, Discrete | MultiDiscrete):
+        elif isinstance(space, Discrete):
+            space = replace(space, start=None)
+        elif isinstance(space, MultiDiscrete):
             space = replace(space, start=None)
         return convert_to_stored(actions, space, actions.shape[: actions.ndim - len(space.shape)])
     except (TypeError, ValueError) as error:

@@ -70,6 +70,8 @@ def test_from_collecting_to_training_and_back(
     shown = amago("lake", "info", place, "--output", "json")
     assert shown.json["lake"] == place
     assert shown.json["metrics"]["overlays"] == done.json["metrics"]["trajectories"]
+    (listed,) = amago("lake", "ls", place, "--output", "json").json["metrics"]["lakes"]
+    assert (listed["lake"], listed["overlays"]) == (place, shown.json["metrics"]["overlays"])
     checked = amago("lake", "verify", place, "--output", "json")
     assert checked.code == 0, checked.err
     assert checked.json["metrics"]["corrupt"] == []
@@ -149,7 +151,7 @@ def test_what_cannot_be_reached_is_one_line(
         (amago("collect", "--env", "tmaze", "--lake", nowhere, "--steps", 10), 1, "there is no bucket"),
         (amago("train", "--from-lake", f"s3://{bucket}/nothing"), 3, "no lake at"),
         (amago("lake", "info", f"s3://{bucket}/a?colour=red"), 2, "unknown option colour"),
-        (amago("lake", "ls", f"s3://{bucket}"), 3, "no directory"),
+        (amago("lake", "ls", f"s3://{bucket}"), 3, "no lake at"),
     ]
     server = start_server()
     use(server, tmp_path / "host", monkeypatch)

@@ -132,6 +132,12 @@ def test_the_second_signal_has_its_default_action() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
+def test_what_is_done_before_it_could_stop_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with interruptible(lambda event: None):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err.splitlines()[-1] == "done before it could stop"
+
+
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interruptible(lambda event: None):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
+from pipelines.errors import StorageError
 from pipelines.lake.bucket import Bucket, Location
 
 
@@ -53,3 +55,16 @@ def test_a_server_that_returns_another_range_than_the_end(bucket: Bucket) -> Non
     assert bucket.tail("l/segments/4.arrow", 2) == b"cd"
     assert bucket.tail("l/segments/4.arrow", 9) == b"abcd"
     assert bucket.tail("l/segments/0.arrow", 2) == b""
+
+
+def test_the_first_request_of_a_command_does_not_wait_long_for_a_host_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr("pipelines.lake.bucket.HURRIED_SECONDS", 0.3)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its backlog accepts, nobody reads
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StorageError, match=f"{endpoint} does not answer"):
+            Bucket(Location.parse(f"s3://b/l?endpoint_override={endpoint}")).read("lake.json")
