@@ -197,7 +197,7 @@ def fit_actions(given: Any, space: Space, whose: str) -> np.ndarray:
         if isinstance(space, Box):
             actions = np.clip(actions, -1.0, 1.0)
         elif isinstance(space, Discrete):
-            space = replace(space, start=None)
+            space = replace(space, start=0)
         elif isinstance(space, MultiDiscrete):
             space = replace(space, start=None)
         return convert_to_stored(actions, space, actions.shape[: actions.ndim - len(space.shape)])
