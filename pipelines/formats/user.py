@@ -6,6 +6,7 @@
     actions        (T, ...), as the environment takes them
     rewards        (T,)
     terminated     whether it ended in a terminal state; else it was truncated
+    labels         optional: (T, ...), the action that should have been taken at each of the first T observations
     env, task, seed, success, tags: optional, as columns of the table `trajectories`
 
 The spaces are those of --env, else what the first trajectory looks like and the settings say.
@@ -35,12 +36,13 @@ from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.registry import Registry
 
 _NEEDED = ("observations", "actions", "rewards", "terminated")
+_KNOWN = (*_NEEDED, "labels", "env", "task", "seed", "success", "tags")
 
 
 class UserImporter:
     """The importer of a user's own trajectories; see the module."""
 
-    labelled = logp = False
+    logp = False
 
     def __init__(self, request: Request) -> None:
         self._settings, self._name = request.settings, request.place
@@ -56,9 +58,13 @@ class UserImporter:
         first = next(self._parts(), None)
         if first is None:
             raise InputMissing(f"{self._what} gives no trajectories")
-        self.spaces = self._find_spaces(first, request.spaces)
+        self.spaces, self.labelled = self._find_spaces(first, request.spaces), "labels" in first
         self._intake = EpisodeValidator(
-            self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener
+            self.spaces,
+            what=self._what,
+            clip=self._settings.clip_actions,
+            labelled=self.labelled,
+            listener=request.listener,
         )
 
     @property
@@ -101,6 +107,12 @@ class UserImporter:
             missing = [name for name in _NEEDED if not isinstance(part, Mapping) or name not in part]
             if missing:
                 raise InputMissing(f"{self._what}: trajectory {number} lacks {', '.join(missing)}")
+            unknown = [str(name) for name in part if name not in _KNOWN]
+            if unknown:
+                raise InputMissing(
+                    f"{self._what}: trajectory {number} has {', '.join(unknown)}, which would be lost",
+                    hint=f"there may be {', '.join(_KNOWN)}",
+                )
             yield part
 
     def _find_spaces(self, first: Mapping[str, Any], wanted: Spaces | None) -> Spaces:
@@ -134,13 +146,23 @@ class UserImporter:
     def _check(self, number: int, part: Mapping[str, Any]) -> dict[str, np.ndarray]:
         try:
             observed = dict(_flatten(part["observations"], OBSERVATION))
-            steps, action = len(part["rewards"]), np.asarray(part["actions"])
+            action, steps = np.asarray(part["actions"]), len(part["rewards"])
+            shape = np.shape(part["rewards"])
         except (TypeError, ValueError) as error:
             raise InputMissing(f"{self._what}: trajectory {number} does not hold arrays: {error}") from error
         if observed.keys() != self.spaces.observation.keys():
             raise InputMissing(
                 f"{self._what}: trajectory {number} has the observations {', '.join(observed)}, "
                 f"{', '.join(self.spaces.observation)} expected"
+            )
+        if shape != (steps,):
+            raise InputMissing(
+                f"{self._what}: the rewards of trajectory {number} have the shape {shape}, not ({steps},)"
+            )
+        if self.labelled != ("labels" in part) or (self.labelled and len(part["labels"]) != steps):
+            raise InputMissing(
+                f"{self._what}: trajectory {number} has {len(part.get('labels', ()))} labels and {steps} actions",
+                hint="either every trajectory has labels, one for each action, or none has",
             )
         lengths = {name: len(values) for name, values in observed.items()}
         if len(part["actions"]) != steps or set(lengths.values()) != {steps + 1}:
@@ -167,16 +189,20 @@ class UserImporter:
             reward=np.concatenate([np.asarray(part["rewards"]).reshape(-1) for part in parts]),
             terminated=over,
             truncated=~over,
+            label=np.concatenate([np.asarray(part["labels"]) for part in parts]) if self.labelled else None,
         )
         columns = self._intake.columns(raw, first=held[0][0])
         return Trajectories(columns, raw.rows, [self._info(number, part) for number, part, _ in held])
 
     def _info(self, number: int, part: Mapping[str, Any]) -> TrajectoryInfo:
+        seed = part.get("seed") or 0
+        if not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
+            raise InputMissing(f"{self._what}: the seed of trajectory {number} is {seed!r}, not a number of 64 bits")
         return TrajectoryInfo(
             env=str(part.get("env") or self.env),
             task=str(part.get("task") or self._settings.task or self.label),
             source="own",
-            seed=int(part.get("seed") or 0),
+            seed=int(seed),
             success=None if part.get("success") is None else bool(part["success"]),
             tags={**as_tags(part.get("tags") or {}), EPISODE: str(number)},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,23 @@ def ragged() -> Iterator[dict[str, Any]]:
     yield {**next(few()), "observations": {"a": [[1], [2, 3]], "b": {"c": [0, 1]}}}
 
 
+def flawed(**flaw: Any) -> Callable[[], Iterator[dict[str, Any]]]:
+    def trajectories() -> Iterator[dict[str, Any]]:
+        yield from few()
+        yield {**next(few()), **flaw}
+
+    return trajectories
+
+
+table, misspelt = flawed(rewards=[[1.0, 2.0]]), flawed(sucess=True)
+large, fraction, half_labelled = flawed(seed=2**63), flawed(seed=1.5), flawed(labels=[1])
+
+
+def taught() -> Iterator[dict[str, Any]]:
+    for trajectory in few():
+        yield {**trajectory, "labels": [1 - action for action in trajectory["actions"]]}
+
+
 def nothing() -> list[Any]:
     return []
 
@@ -85,6 +102,11 @@ def test_own_code(name: str) -> None:
     assert [int(trajectory.columns["terminated"][-1]) for trajectory in found] == [0, 1, 0]
 
 
+def test_own_code_may_say_what_should_have_been_done() -> None:
+    for plain, labelled in zip(read(f"{HERE}:few"), read(f"{HERE}:taught"), strict=True):
+        assert labelled.columns["label"][:-1].tolist() == [1 - action for action in plain.columns["action"][1:]]
+
+
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
@@ -93,6 +115,11 @@ def test_own_code(name: str) -> None:
         (f"{HERE}:mixed", InputMissing, "'obs.a' has 5 float64 values a step in trajectory 3, 2 expected"),
         (f"{HERE}:words", InputMissing, "'action' has 1 <U4 values a step"),
         (f"{HERE}:ragged", InputMissing, "trajectory 3 does not hold arrays"),
+        (f"{HERE}:table", InputMissing, r"the rewards of trajectory 3 have the shape \(1, 2\), not \(1,\)"),
+        (f"{HERE}:misspelt", InputMissing, "trajectory 3 has sucess, which would be lost"),
+        (f"{HERE}:large", InputMissing, "the seed of trajectory 3 is 9223372036854775808"),
+        (f"{HERE}:fraction", InputMissing, "the seed of trajectory 3 is 1.5"),
+        (f"{HERE}:half_labelled", InputMissing, "trajectory 3 has 1 labels and 1 actions"),
         (f"{HERE}:nothing", InputMissing, "gives no trajectories"),
         (f"{HERE}:HERE", InputMissing, "trajectory 0 lacks observations"),
         (f"{HERE}:missing", InputMissing, "has no 'missing'"),

@@ -257,12 +257,12 @@ class MinariImporter:
         tags = {**self._tags, EPISODE: str(number)}
         if record is not None:
             return read_info(record, source="minari", tags=tags)
-        seed = episode.attributes.get("seed")
+        seed = int(episode.attributes.get("seed") or 0)
         return TrajectoryInfo(
             env=self.env,
             task=self._settings.task or self.label,
             source="minari",
-            seed=int(seed) if seed is not None else 0,
+            seed=seed if seed < 2**63 else 0,  # Minari's may have 64 bits without a sign; 0: unknown
             success=episode.success,
             tags=tags,
         )
