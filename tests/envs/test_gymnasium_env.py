@@ -93,10 +93,12 @@ def test_two_parts_of_one_name_are_refused():
             [1, 0],
         ),
         (spaces.Box(-np.inf, np.inf, (1,)), Box(shape=(1,), low=(-1,), high=(1,)), [0.25], [0.25]),
+        (spaces.Box(10, np.inf, (1,)), Box(shape=(1,), low=(10,), high=(12,)), [0.25], [11.25]),
+        (spaces.Box(-np.inf, -3, (1,)), Box(shape=(1,), low=(-5,), high=(-3,)), [-1.0], [-5.0]),
         (spaces.MultiDiscrete([3, 4], start=[1, 0]), MultiDiscrete(nvec=(3, 4), start=(1, 0)), [2, 3], [3, 3]),
         (spaces.MultiBinary(2), MultiBinary(n=2), [1, 0], [1, 0]),
     ],
-    ids=["discrete", "box", "unbounded", "multi-discrete", "multi-binary"],
+    ids=["discrete", "box", "unbounded", "bounded below", "bounded above", "multi-discrete", "multi-binary"],
 )
 def test_actions_cross_the_edge(space, ours, given, received):
     env = make(EVERYTHING, num_envs=1, seed=0, params={"action_space": space})
