@@ -133,7 +133,7 @@ class GymnasiumEnv(EpisodeEnv):
                 given: dict[str, Any] = {"seed": int(self._seeds[i])}
                 if self._kinds:
                     given["options"] = {"kind": self._kinds[episode % len(self._kinds)]}
-                observation, _ = env.reset(**given)
+                observation, _ = _unpack(env.reset(**given), 2, "reset", "an observation and an info")
                 self._observations.write(observation, columns, i)
                 goal = env.goal_text if isinstance(env, TaskEnv) else None
                 self._goals[i] = self._observations.text(observation) if goal is None else goal
@@ -289,7 +289,8 @@ class GymnasiumEnv(EpisodeEnv):
         """Step `env` by `action`, as often as it is repeated or until an attempt ends."""
         earned: Any = None
         for _ in range(self._action_repeat):
-            observation, paid, over, cut, info = env.step(action)
+            observation, paid, over, cut, info = _unpack(env.step(action), 5, "step", _STEP)
+            paid = paid if isinstance(paid, float | int) else _as_reward(paid)
             terminated, truncated = _as_flag(over, "terminated"), _as_flag(cut, "truncated")
             earned = paid if earned is None else earned + paid
             if terminated or truncated or (self._is_task and env.outcome != NOTHING):
@@ -358,6 +359,25 @@ def _join_failures(failures: Sequence[tuple[EnvFailure, BaseException]], brought
     error = ActorsFailed([failure for failure, _ in ordered], brought)
     error.__cause__ = ordered[0][1]
     return error
+
+
+_STEP = "an observation, a reward, terminated, truncated and an info"
+
+
+def _unpack(found: Any, count: int, call: str, expected: str) -> Any:
+    """Return what `call` returned. ValueError if it is not `count` values: those of gym were others."""
+    if not isinstance(found, tuple) or len(found) != count:
+        given = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+        raise ValueError(f"its {call} returned {given}, not {expected}")
+    return found
+
+
+def _as_reward(paid: Any) -> float:
+    """Convert a reward; arrays of one number are common. ValueError if it is not a number."""
+    value = np.asarray(paid)
+    if value.size != 1 or value.dtype.kind not in "biuf":
+        raise ValueError(f"its reward is {paid!r}, not a number")
+    return float(value.item())
 
 
 def _as_flag(value: Any, name: str) -> bool:

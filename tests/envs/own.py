@@ -57,18 +57,24 @@ class Line(gymnasium.Env):
         self.time = 0
         if self.fault == "reset":
             raise RuntimeError("cannot begin")
+        if self.fault == "old-reset":
+            return np.zeros(1, np.float32)
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
         self.time += 1
         observation, reward = np.array([self.time], np.float32), 0.0
         if self.time == 3:
+            if self.fault == "old-step":
+                return observation, reward, False, {}
+            if self.fault.endswith("-reward"):
+                reward = {"nan": float("nan"), "array": np.array([2.0]), "no": None, "wide": np.zeros(2)}[
+                    self.fault[:-7]
+                ]
             if self.fault == "raise":
                 raise ZeroDivisionError("it broke")
             if self.fault == "exit":
                 raise SystemExit("it left")
-            if self.fault == "nan-reward":
-                reward = float("nan")
             if self.fault == "nan-observation":
                 observation[0] = np.nan
             if self.fault == "shape":

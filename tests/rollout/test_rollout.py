@@ -228,7 +228,15 @@ def test_state_goes_on_with_new_tasks_and_the_same_schedule():
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("raise", "ZeroDivisionError: it broke"), ("nan-reward", "its reward is nan"), ("shape", "has shape")],
+    [
+        ("raise", "ZeroDivisionError: it broke"),
+        ("nan-reward", "its reward is nan"),
+        ("no-reward", "its reward is None, not a number"),
+        ("wide-reward", "its reward is array.*, not a number"),
+        ("shape", "has shape"),
+        ("old-reset", "its reset returned a ndarray, not an observation and an info"),
+        ("old-step", "its step returned 4 values, not an observation, a reward, terminated, truncated and an info"),
+    ],
 )
 def test_faults_of_an_environment_stop_the_rollout_in_clear_words(fault, words):
     rollout, _ = make_rollout("tests.envs.own:Line", {"fault": fault})
@@ -237,6 +245,12 @@ def test_faults_of_an_environment_stop_the_rollout_in_clear_words(fault, words):
     assert "tests.envs.own:Line" in str(caught.value)
     if fault == "raise":
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_reward_may_be_an_array_of_one_number():
+    env = make("tests.envs.own:Line", num_envs=1, seed=0, params={"fault": "array-reward"})
+    env.reset()
+    assert [env.step(np.zeros(1, np.int32)).reward.tolist() for _ in range(3)] == [[0.0], [0.0], [2.0]]
 
 
 def test_a_policy_of_another_shape_is_refused():
