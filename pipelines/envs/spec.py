@@ -228,8 +228,8 @@ def _convert_ragged(space: gymnasium.Space[Any], where: str, max_length: int) ->
 
 
 def _find_bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Find the float64 bounds that [-1, 1] is rescaled to. What has one bound reaches as far as 2 from it, what has none
-    from -1 to 1."""
+    """Find the float64 bounds that [-1, 1] is rescaled to. What has one bound reaches 2 from it, what has none from -1
+    to 1."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     least = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - 2.0, -1.0))
     return least, np.where(np.isfinite(high), high, least + 2.0)
