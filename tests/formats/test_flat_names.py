@@ -150,6 +150,8 @@ def test_names_of_the_settings_come_first(tmp_path: Path) -> None:
         ({"valids": np.ones(3)}, IntegrityError, "x.npz' has arrays of different lengths"),
         ({"terminals": np.zeros((7, 2))}, InputMissing, r"terminals has \(2,\) values a step, not one"),
         ({"masks": np.zeros((7, 2))}, InputMissing, r"masks has \(2,\) values a step, not one"),
+        ({"rewards": np.zeros((7, 2))}, InputMissing, r"rewards has \(2,\) values a step, not one"),
+        ({"rewards": np.zeros(())}, InputMissing, "rewards has no axis of steps"),
         ({"observations": np.array(["a"] * 7)}, InputMissing, "not numbers"),
     ],
 )

@@ -161,10 +161,16 @@ def _divide(ends: np.ndarray, most: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def require_one_number(values: Any, path: Path) -> None:
+    """Raise InputMissing unless an array is (N,) or (N, 1)."""
+    if not values.shape or int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
+        shown = f"{values.shape[1:]} values a step, not one" if values.shape else "no axis of steps"
+        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {shown}")
+
+
 def _read_all_flags(values: Any, path: Path) -> np.ndarray:
     """Read flags of any dtype and of shape (N,) or (N, 1) as (N,) bool."""
-    if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
-        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
+    require_one_number(values, path)
     name, what = values.name.lstrip("/"), f"'{path}'"
     starts = range(0, len(values), _SCAN)
     return np.concatenate([read_flags(values[at : at + _SCAN], name, what=what, first=at) for at in starts])

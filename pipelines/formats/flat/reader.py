@@ -32,7 +32,7 @@ from pipelines.events import Notice
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, as_tags, hash_files
 from pipelines.formats.flat.arrays import open_array, open_flat, walk_leaves
 from pipelines.formats.flat.datasets import find_file, find_time_limit, name_environment
-from pipelines.formats.flat.episodes import Arrays
+from pipelines.formats.flat.episodes import Arrays, require_one_number
 from pipelines.formats.flat.names import NAMES, Computed, Environments, FlatNames
 from pipelines.formats.hdf5 import CHUNK_CACHE, as_scalar, reading
 from pipelines.formats.intake import EpisodeValidator, infer_action_space, infer_space, match_spaces
@@ -126,13 +126,13 @@ class FlatImporter:
         observation, following = self._open_observations(given, read)
         flags = names.find_flags(read, followed=bool(following), what=self._what)
         self._notes = flags.notes
+        reward = Computed.zeros(REWARD, len(flags.terminal), "float32") if names.is_reward_free else read(names[REWARD])
+        require_one_number(reward, path)
         found = Arrays(
             observation=observation,
             following=following,
             action=read(names[ACTION]),
-            reward=Computed.zeros(REWARD, len(flags.terminal), "float32")
-            if names.is_reward_free
-            else read(names[REWARD]),
+            reward=reward,
             terminal=flags.terminal,
             timeout=flags.timeout,
             reset=read(names[RESET]) if RESET in names else None,
