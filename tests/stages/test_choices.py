@@ -327,7 +327,8 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (PENDULUM, "agent.trace", "retrace"),
         (PENDULUM, "exploration.start", 1.0),
         (CHEETAH, "agent.n_step", 3),
-        (CHEETAH, "agent.acting_gamma", 0.999),
+        (CHEETAH, "agent.acting_gamma", 0.99),
+        (replace(CHEETAH, length_min=20), "agent.acting_gamma", 0.999),
         (CHEETAH, "train.context_length", 8),
         (replace(CHEETAH, shows_state=True), "agent.sequence.kind", "identity"),
         (replace(CARTPOLE, shows_state=True), "agent.sequence.kind", "identity"),
@@ -388,6 +389,29 @@ def test_an_agent_of_another_kind_is_given_only_what_it_can_use(seen: EnvFacts, 
     with_critics = agent.get("kind") != "behaviour-cloning"
     of_critics = {"agent.n_step", "agent.acting_gamma", "agent.gammas", "agent.target_tau"}
     assert rows.keys() & of_critics == (of_critics if with_critics else set())
+
+
+@pytest.mark.parametrize(
+    ("seen", "agent", "follows_values_alone"),
+    [
+        (COSTLY, {}, True),
+        (replace(COSTLY, only_costs=False), {}, True),
+        (replace(COSTLY, length_min=900), {}, False),
+        (replace(COSTLY, num_attempts=3), {}, True),
+        (replace(COSTLY, action_size=1), {}, False),
+        (replace(COSTLY, action="Discrete", action_size=1), {}, False),
+        (COSTLY, {"kind": "multi-task"}, False),
+        (COSTLY, {"actor_weight": 0.0}, False),
+    ],
+    ids=["costs", "paid, too", "ended early", "attempts", "grid", "choices", "multi-task", "cloning alone"],
+)
+def test_a_density_in_episodes_that_time_alone_ends_follows_values_alone(
+    seen: EnvFacts, agent: dict[str, Any], follows_values_alone: bool
+) -> None:
+    rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5), agent=agent)[0].rows}
+    found = rows.get("agent.bc_weight"), rows.get("agent.acting_gamma"), rows.get("agent.gammas")
+    assert (found == (0.0, 0.99, [])) is follows_values_alone
+    assert (rows.get("agent.entropy_weight") == "auto") is follows_values_alone
 
 
 def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
