@@ -410,6 +410,9 @@ class AgentSettings(SettingsModel):
     """Timestep encoder."""
     sequence: SequenceSettings = TransformerSettings()
     """Sequence encoder."""
+    shortcut: bool = False
+    """The heads see the embedding of the step's own observation beside what the sequence encoder makes of it (Ni et al.
+    2022, arXiv 2110.05038), for actions that depend on exact numbers; without memory both are the same."""
     actor: ActorSettings = ActorSettings()
     """Policy head."""
     critic: CriticSettings = CriticSettings()

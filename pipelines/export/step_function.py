@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
+from pipelines.learning.batch import join_shortcut
 from pipelines.nets.cache import KVCache, NoMemory, State
 from pipelines.nets.linear import fold
 
@@ -89,6 +90,7 @@ class StepFunction(nn.Module):
         time_N = memory[TIME].masked_fill(reset, 0)
         token_ND = agent.timestep(observation, action, reward.masked_fill(reset, 0.0), time_N)
         h_ND, after = self._encode(token_ND, time_N, reset, memory)
+        h_ND = join_shortcut(token_ND, h_ND, agent.shortcut)
         params_NP = agent.heads.actor.acting(agent.policy_input(h_ND, observation)).float()
         legal = agent.legal(observation)
         greedy = policy.to_stored(policy.mode(params_NP, legal))

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pipelines.envs.draws import SharedDraws
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
+from pipelines.learning.batch import join_shortcut
 from pipelines.nets.actor import Categorical
 from pipelines.nets.attention import avoid_plans
 from pipelines.nets.cache import Memory
@@ -151,7 +152,7 @@ class AgentPolicy:
             )
             if self._step is None or self._step.stale:
                 self._step = self.agent.sequence.stepper()
-            h_ND = self._step(token_ND, time_N, memory)
+            h_ND = join_shortcut(token_ND, self._step(token_ND, time_N, memory), self.agent.shortcut)
             params_NP = self.agent.heads.actor.acting(self.agent.policy_input(h_ND, columns)).float()
         return params_NP, self.agent.legal(columns)
 

@@ -73,7 +73,8 @@ class Agent(nn.Module):
             torch.manual_seed(seed)
             self.timestep = make_timestep_encoder(spaces, settings.timestep)
             self.sequence = make_sequence_encoder(self.timestep.output_size, settings.sequence)
-            state_size = self.sequence.output_size
+            self.shortcut = settings.shortcut and settings.sequence.kind != "identity"
+            state_size = self.sequence.output_size + self.shortcut * self.timestep.output_size
             policy_size = state_size + _count_shown_features(spaces, settings.actor.columns)
             self.heads = make_heads(state_size, policy_size, spaces.action, self.gammas, settings, self.agent_type)
             self.auxiliary = nn.ModuleList(AuxiliaryLoss(s, spaces, state_size) for s in settings.auxiliary_losses)
@@ -126,7 +127,7 @@ class Agent(nn.Module):
 
     def encode(self, batch: TensorBatch) -> Tensor:
         """Compute the states of all T + 1 rows, (B, T+1, D)."""
-        return encode(self.timestep, self.sequence, batch, packed=self.packed)
+        return encode(self.timestep, self.sequence, batch, packed=self.packed, shortcut=self.shortcut)
 
     def legal(self, observation: dict[str, Tensor]) -> Tensor | None:
         """Return the action mask of an observation, (..., choices) bool; None: all choices are legal."""

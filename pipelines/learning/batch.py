@@ -293,17 +293,25 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return batch
 
 
-def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch, *, packed: bool) -> Tensor:
+def encode(
+    timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch, *, packed: bool, shortcut: bool = False
+) -> Tensor:
     """Compute the states of all rows (B, T + 1, D). `packed`: windows share rows of the network; same states."""
     sequence.require_time(batch.last_time)
     observation = timestep.augment(batch.observation) if timestep.training else batch.observation
     packing = Packing.of(batch.lengths, batch.time) if packed else None
     if packing is None:
-        return sequence(timestep(observation, batch.action, batch.reward, batch.time), batch.time)
+        token = timestep(observation, batch.action, batch.reward, batch.time)
+        return join_shortcut(token, sequence(token, batch.time), shortcut)
     columns = {name: packing.pack(column) for name, column in observation.items()}
     time = packing.pack(batch.time)
     tokens = timestep(columns, packing.pack(batch.action), packing.pack(batch.reward), time)
-    return packing.unpack(sequence(tokens, time, packing))
+    return packing.unpack(join_shortcut(tokens, sequence(tokens, time, packing), shortcut))
+
+
+def join_shortcut(token: Tensor, h: Tensor, shortcut: bool) -> Tensor:
+    """Concatenate tokens (..., E) and what the sequence encoder made of them (..., D), if there is a shortcut."""
+    return torch.cat((token, h), -1) if shortcut else h
 
 
 def require_choices(windows: Batch, spaces: Spaces) -> None:

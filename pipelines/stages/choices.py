@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipelines.config.model import AgentSettings
+from pipelines.config.model import WITHOUT_MEMORY, AgentSettings
 from pipelines.envs.goals import GoalReward
 from pipelines.learning.agent_types import AgentType, resolve
 
@@ -474,6 +474,9 @@ class Choices:
         if self._is_timed_control:
             self.choose("agent.bc_weight", 0.0, "the policy follows values alone: noise is not worth imitating")
             self.choose("agent.entropy_weight", "auto", "keeps actions open: minus one nat of entropy a dimension")
+            chosen = next((row.value for row in self.rows if row.setting == "agent.sequence.kind"), "transformer")
+            if self.find("agent.sequence.kind", chosen) not in WITHOUT_MEMORY:
+                self.choose("agent.shortcut", True, "torques follow from exact numbers, which a memory blurs")
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return
         if any(row.setting == "agent.trace" for row in self.rows):

@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gumbel": {"actor": {"hidden": [16], "gumbel": True}},
     "sharp": {"actor": {"hidden": [16], "temperature": 0.25}},
     "sharp-choices": {"action": "multi_discrete", "actor": {"hidden": [16], "temperature": 0.25}},
+    "shortcut": {"action": "box", "shortcut": True},
     "mixed": {"observation": MIXED},
     "impala": {"observation": MIXED, "timestep": {"hidden": [16], "output": 12, "image": {"kind": "impala"}}},
     "tokens": {

@@ -1,5 +1,7 @@
 """Acting equals the full forward, for actors at different places of their episodes."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,8 @@ from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, windows
 STEPS, ACTORS = 9, 4
 
 
-def shaken(action, sequence):
-    owner = agent(action, sequence=sequence)
+def shaken(action, sequence, **changes):
+    owner = agent(action, sequence=sequence, **changes)
     for parameter in owner.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
     owner.timestep.update_statistics([batch(owner)])
@@ -45,10 +47,12 @@ def greedy_by_forward(owner, source):
     return policy.to_stored(policy.mode(owner.heads.actor(h)[..., -1, :])).numpy()
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize("action", ACTIONS)
-def test_staggered_actors_with_resets_act_as_the_full_forward(action, sequence):
-    owner = shaken(action, sequence)
+@pytest.mark.parametrize(
+    ("action", "sequence", "shortcut"),
+    [*itertools.product(ACTIONS, SEQUENCES, [False]), *itertools.product(["box"], SEQUENCES, [True])],
+)
+def test_staggered_actors_with_resets_act_as_the_full_forward(action, sequence, shortcut):
+    owner = shaken(action, sequence, shortcut=shortcut)
     first, second = stream(owner, seed=1), stream(owner, seed=2)
     expected = greedy_by_forward(owner, first), greedy_by_forward(owner, second)
     policy = AgentPolicy(owner, num_actors=ACTORS, capacity=STEPS, greedy=True)
@@ -67,6 +71,19 @@ def test_staggered_actors_with_resets_act_as_the_full_forward(action, sequence):
             wanted = expected[episode[actor]][actor, rows[actor]]
             np.testing.assert_allclose(actions[actor], wanted, atol=1e-5, err_msg=f"step {step} actor {actor}")
         rows = rows + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_shortcut_shows_the_heads_the_step_itself_beside_its_memory(packed):
+    plain, cut = (agent("box", sequence="transformer", shortcut=shortcut).eval() for shortcut in (False, True))
+    cut.timestep.load_state_dict(plain.timestep.state_dict())
+    cut.sequence.load_state_dict(plain.sequence.state_dict())
+    plain.packed = cut.packed = packed
+    windows = TensorBatch.from_numpy(stream(plain), plain.spaces)
+    token = plain.timestep(windows.observation, windows.action, windows.reward, windows.time)
+    torch.testing.assert_close(cut.encode(windows), torch.cat((token, plain.encode(windows)), -1))
+    assert not agent("box", sequence="identity", shortcut=True).shortcut  # it would see the same twice
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)

@@ -412,6 +412,9 @@ def test_a_density_in_episodes_that_time_alone_ends_follows_values_alone(
     found = rows.get("agent.bc_weight"), rows.get("agent.acting_gamma"), rows.get("agent.gammas")
     assert (found == (0.0, 0.99, [])) is follows_values_alone
     assert (rows.get("agent.entropy_weight") == "auto") is follows_values_alone
+    assert rows.get("agent.shortcut", False) is follows_values_alone
+    unseen = chosen(replace(seen, shows_state=True), Budget(minutes=5), agent=agent)[0].rows
+    assert "agent.shortcut" not in {row.setting for row in unseen if seen.num_attempts == 1}
 
 
 def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
