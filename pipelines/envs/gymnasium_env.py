@@ -366,8 +366,8 @@ _STEP = "an observation, a reward, terminated, truncated and an info"
 
 def _unpack(found: Any, count: int, call: str, expected: str) -> Any:
     """Return what `call` returned. ValueError if it is not `count` values: those of gym were others."""
-    if not isinstance(found, tuple) or len(found) != count:
-        given = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+    if not isinstance(found, tuple | list) or len(found) != count:
+        given = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
         raise ValueError(f"its {call} returned {given}, not {expected}")
     return found
 

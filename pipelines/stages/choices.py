@@ -564,7 +564,7 @@ class Choices:
         assert self.budget.steps is not None
         steps = self._count_actions(self.budget.steps)
         actors, tokens, first = self._count_units()
-        plan = self._plan_steps(steps, tokens=tokens, actors=actors, first=first)
+        plan = self._plan_steps(steps, tokens=tokens, actors=actors, first=first, in_epochs=False)
         updates = plan.first_train + (plan.epochs - 1) * plan.train
         updates = self.choose("train.steps", updates, f"in all: {plan.why_train}")
         self._choose_shares(steps=steps, updates=updates, actors=actors)
@@ -692,8 +692,10 @@ class Choices:
             seconds=spent_first + (epochs - 1) * epoch + epochs * EPOCH_OVERHEAD + evaluating,
         )
 
-    def _plan_steps(self, steps: int, *, tokens: int, actors: int, first: int) -> _Plan:
-        own_epochs, own_collect = self.find("epochs"), self.find("collect.steps")
+    def _plan_steps(self, steps: int, *, tokens: int, actors: int, first: int, in_epochs: bool = True) -> _Plan:
+        """Plan a run of so many steps. `in_epochs`: the user's own amounts are those of an epoch, not of the run."""
+        given = self.find("epochs"), self.find("collect.steps"), self.find("train.steps")
+        own_epochs, own_collect, own_train = given if in_epochs else (None, None, None)
         epochs = own_epochs or min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
         first_collect = min(max(first, own_collect or -(-steps // epochs)), steps)
         if own_collect:
@@ -703,7 +705,7 @@ class Choices:
             collect = max((steps - first_collect) // (epochs - 1), 1) if epochs > 1 else first_collect
         # The total is the budget, unless the user says both of what it consists of.
         first_collect = max(steps - (epochs - 1) * collect, first_collect if own_epochs else 1)
-        train = self.find("train.steps") or max(round(collect * REPLAY_RATIO / tokens), 1)
+        train = own_train or max(round(collect * REPLAY_RATIO / tokens), 1)
         most = EVALUATION_SHARE * 2 * steps / self.facts.typical  # episodes
         number = _clamp(most / USUAL_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
         return _Plan(
