@@ -470,7 +470,7 @@ class Choices:
         # A cheetah that is shown the velocity at which it is to run, 150 CPU seconds: -612 and -863; before, with three
         # discounts up to .999 and cloning, -1,254. One change at a time: that discount -1,453, no cloning -1,159, both
         # without the bonus -943, discount and bonus with cloning -1,568. gymnasium's cheetah, three seeds: 2,046 to
-        # 2,345, and 990 to 3,052 before. Hopper, which a fall ends, had 552 and 393 so, and 973 by the longest discount.
+        # 2,345, and 990 to 3,052 before. Hopper, which a fall ends, had 552, 393 so, and 973 by the longest discount.
         # Two attempts of cheetah-dir: 83 after 180 seconds, and about 0 before; but 754 after twenty minutes, and 915
         # before (one seed each).
         if self._is_timed_control:
