@@ -184,7 +184,7 @@ class CheckedPolicy:
             actions = self._policy.act(*seen, **given)
         except AmagoError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever somebody else's code may raise; -v shows its traceback
             raise StageFailed(f"policy '{self._name}' failed: {type(error).__name__}: {error}") from error
         return fit_actions(actions, self._space, f"policy '{self._name}'")
 
