@@ -260,6 +260,8 @@ class Learner:
     def _count_skipped(self, is_finite: bool) -> None:
         self.skipped_updates += not is_finite
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+        if not is_finite and self.skipped_updates == 1:
+            self.notices.append(f"update {self.update} was skipped: its gradient was not finite (see skipped_updates)")
         if self.skipped_in_a_row >= self.settings.max_skipped:
             raise StageFailed(
                 f"the gradient was not finite in {self.skipped_in_a_row} updates in a row, up to update {self.update}",

@@ -100,6 +100,7 @@ def test_too_many_in_a_row_end_training_and_finite_ones_between_them_do_not_coun
     with pytest.raises(StageFailed, match="not finite in 3 updates in a row, up to update 12"):
         trained.step(lambda size: bad(np.nan))
     assert trained.skipped_updates == 9
+    assert sum("was skipped" in notice for notice in trained.notices) == 1
 
 
 def test_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
