@@ -391,10 +391,12 @@ class TrainSettings(SettingsModel):
     actor_mask: str = ""
     """Observation column that masks the policy's terms of the loss alone: steps that observe 0 in it count for critics
     and values only; empty: all that count do so for both."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the matrices in the blocks of the sequence encoder. AdamW moves all other weights."""
     learning_rate: float = Field(1e-4, gt=0)
-    """Learning rate of AdamW after the warm-up."""
+    """Learning rate after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
-    """Weight decay of AdamW, on kernels only: biases, gains, norms, positions and embeddings do not decay."""
+    """Weight decay, on kernels only: biases, gains, norms, positions and embeddings do not decay."""
     warmup_steps: int = Field(500, ge=0)
     """Updates of linear learning-rate warm-up."""
     decay_steps: int = Field(0, ge=0)
@@ -511,6 +513,8 @@ class TrainSettings(SettingsModel):
     def _sharded_as_it_is(self) -> TrainSettings:
         if self.sharding == "fsdp" and self.compile:
             raise ValueError("compile is not possible together with sharding 'fsdp'")
+        if self.sharding == "fsdp" and self.optimizer == "muon":
+            raise ValueError("optimizer 'muon' needs whole matrices, of which sharding 'fsdp' leaves a rank some rows")
         return self
 
     @property
@@ -738,8 +742,10 @@ class Settings(SettingsModel):
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(expand_stages)] = ()
 
     @model_validator(mode="after")
-    def _has_blocks_to_shard(self) -> Settings:
+    def _has_blocks(self) -> Settings:
         kind = self.agent.sequence.kind
+        if self.train.optimizer == "muon" and kind in WITHOUT_BLOCKS:
+            raise ValueError(f"train.optimizer 'muon' moves a sequence encoder's blocks, and '{kind}' has none")
         if self.train.sharding == "fsdp" and kind in WITHOUT_BLOCKS:
             raise ValueError(f"train.sharding 'fsdp' needs a sequence encoder of blocks, and '{kind}' has none")
         return self

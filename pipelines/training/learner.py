@@ -124,7 +124,7 @@ class Learner:
 
     def _list_names(self) -> list[str]:
         """Return the names of parameters by their number in the optimiser's state."""
-        return [name for group in group_parameters(self.agent) for name in group]
+        return [name for group in group_parameters(self.agent, self.settings) for name in group]
 
     def prepare(self, windows: Batch, update: int) -> HostBatch:
         """Convert windows for an update. Another thread may do so ahead: nothing is used that updates change.

@@ -1,4 +1,5 @@
-"""Which parameters decay, listed by hand for every encoder and head; and that a group's decay is what AdamW applies."""
+"""Which parameters decay, listed by hand for every encoder and head; that a group's decay is what AdamW applies; and Muon
+beside torch's own."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipelines.config.model import AgentSettings
-from pipelines.config.settings import TrainSettings
+from pipelines.config.settings import Settings, TrainSettings
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.training.optimizer import find_decayed, learning_rate, make_optimizer
+from pipelines.training.optimizer import find_decayed, find_matrices, learning_rate, make_optimizer, orthogonalize
 from tests.training.test_learner import batch, learner
 
 SMALL: dict[str, Any] = {
@@ -143,18 +145,75 @@ def test_every_trainable_parameter_is_in_one_group() -> None:
     assert sorted(grouped) == sorted(id(p) for p in agent.trainable_parameters().values())
 
 
-def test_moments_of_both_groups_survive_a_checkpoint(tmp_path: Path) -> None:
-    data = batch(np.random.default_rng(0))
-    first = learner()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_of_all_groups_survive_a_checkpoint(optimizer: Any, tmp_path: Path) -> None:
+    data, first = batch(np.random.default_rng(0)), learner(optimizer=optimizer)
     first.step(lambda size: data)
     first.save(tmp_path, {"env": {}})
-    again = learner()
+    again = learner(optimizer=optimizer)
     again.restore(checkpoints.load(tmp_path))
-    assert [group["weight_decay"] for group in again.optimizer.param_groups] == [1e-3, 0.0]
-    for ours, theirs in zip(again.parameters, first.parameters, strict=True):
-        assert again.optimizer.state[ours].keys() == {"step", "exp_avg", "exp_avg_sq"}
-        for name, value in first.optimizer.state[theirs].items():
-            assert torch.equal(again.optimizer.state[ours][name], value)
+    assert [group["weight_decay"] for group in again.optimizer.param_groups][:2] == [1e-3, 0.0]
+    matrices = find_matrices(again.agent) if optimizer == "muon" else set()
+    for name, ours, theirs in zip(again.names, again.parameters, first.parameters, strict=True):
+        kept = {"step", "momentum"} if name in matrices else {"step", "exp_avg", "exp_avg_sq"}
+        assert again.optimizer.state[ours].keys() == kept
+        for key, value in first.optimizer.state[theirs].items():
+            assert torch.equal(again.optimizer.state[ours][key], value)
+    for each in (first, again):
+        each.step(lambda size: data)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again.parameters, first.parameters, strict=True))
+
+
+def test_muon_moves_the_matrices_of_blocks_as_torch_does_and_all_else_by_adamw() -> None:
+    changes = {"sequence": SEQUENCES["transformer"][0]}
+    ours, theirs = made(**changes), made(**changes)
+    settings = TrainSettings(optimizer="muon", learning_rate=0.01, weight_decay=0.5)
+    optimizer, matrices = make_optimizer(ours, settings), find_matrices(ours)
+    assert matrices == {f"sequence.{name}" for name in BLOCK}
+    named = theirs.trainable_parameters()
+    judges = [
+        torch.optim.Muon([named[n] for n in sorted(matrices)], lr=0.01, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(
+            [
+                {"params": [p for n, p in named.items() if n in find_decayed(theirs) - matrices]},
+                {"params": [p for n, p in named.items() if n not in find_decayed(theirs)], "weight_decay": 0.0},
+            ],
+            lr=0.01, weight_decay=0.5, fused=True,
+        ),
+    ]  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    for _ in range(5):
+        optimizer.grad_scale = torch.tensor(4.0)
+        for name, parameter in ours.trainable_parameters().items():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad, named[name].grad = 4 * gradient, gradient
+        for each in (optimizer, *judges):
+            each.step()
+    for name, parameter in ours.trainable_parameters().items():
+        if name in matrices:  # torch rounds to bfloat16 meanwhile
+            moved = (parameter - before[name]).detach()
+            assert (parameter - named[name]).abs().max() < 0.03 * moved.abs().max()
+        else:
+            torch.testing.assert_close(parameter, named[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 48, 16), (1, 8, 40)])
+def test_orthogonal_matrices_keep_singular_vectors_and_bring_singular_values_near_one(shape: Any) -> None:
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    u, _, v = torch.linalg.svd(given, full_matrices=False)
+    within = u.mT @ orthogonalize(1000 * given) @ v.mT  # diagonal, if the singular vectors are the same
+    values = within.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(within, torch.diag_embed(values), atol=1e-4, rtol=0)
+    assert (values > 0.3).all()
+    assert (values < 1.3).all()
+
+
+def test_muon_is_refused_where_there_are_no_blocks_or_only_rows_of_them() -> None:
+    with pytest.raises(ValidationError, match="moves a sequence encoder's blocks, and 'gru' has none"):
+        Settings.model_validate({"agent": {"sequence": {"kind": "gru"}}, "train": {"optimizer": "muon"}})
+    with pytest.raises(ValidationError, match="'muon' needs whole matrices"):
+        TrainSettings(optimizer="muon", sharding="fsdp")
 
 
 def test_the_rate_warms_up_and_then_holds_or_decays() -> None:
