@@ -105,9 +105,10 @@ class _DemonstrationImporter(ABC):
         first = self._open_group(self._names[0])
         self._places = self._choose_arrays(first)
         self._followed = _NEXT in first
+        self._absent = {ours for ours in (REWARD, TERMINATED) if split_slice(self._arrays[ours])[0] not in first}
         self.spaces = self._find_spaces(self._read(0), request.spaces)
         for ours, assumed in ((REWARD, "rewards are 0"), (TERMINATED, "trajectories end truncated")):
-            if self._arrays[ours] not in first:
+            if ours in self._absent:
                 text = f"{self._what} has no '{self._arrays[ours]}': {assumed}"
                 request.listener(Notice(text=text, level="warning"))
 
@@ -162,9 +163,7 @@ class _DemonstrationImporter(ABC):
             if self._followed and place.startswith(f"{_OBS}/")
         }
         others = {
-            ours: open_array(group, t, path=self._path)
-            for ours, t in self._arrays.items()
-            if ours == ACTION or split_slice(t)[0] in group
+            ours: open_array(group, t, path=self._path) for ours, t in self._arrays.items() if ours not in self._absent
         }
         every: list[Any] = [*found.values(), *after.values(), *others.values()]
         size = sum(int(np.prod(values.shape, dtype=np.float64)) * values.dtype.itemsize for values in every)

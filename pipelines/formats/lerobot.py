@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,7 @@ class LeRobotImporter(TableImporter):
         if not files:
             raise InputMissing(f"{self._what} has no data/*/*.parquet", hint="fetch all of the dataset")
         self._about = about
+        self._warn_of_lacking(files)
         self._robot = str(about.get("robot_type") or "")[:_LONGEST_TEXT]
         self._goals = self._read_goals()
         columns = self._defaults(about, self.reader.schema(files[0]).names)
@@ -74,6 +76,19 @@ class LeRobotImporter(TableImporter):
             update |= self._bounds()
         self._settings = self._settings.model_copy(update=update)
         return files
+
+    def _warn_of_lacking(self, files: Sequence[Path]) -> None:
+        """Report a version that is not known, and frames that the dataset has and the folder has not: LeRobot itself
+        may download some of the episodes only."""
+        version, total = self._about.get("codebase_version"), self._about.get("total_frames")
+        if not str(version).startswith(("v2.", "v3.")):
+            self._warn(f"version {str(version)[:40]!r} is not known; it is read as 2.0 to 3.0")
+        rows = sum(self.reader.rows(path) for path in files)
+        if isinstance(total, int) and total != rows:
+            self._warn(f"{rows:,} frames are here, and '{INFO}' says {total:,}: some may not have been fetched")
+
+    def _warn(self, text: str) -> None:
+        self._listener(Notice(text=f"{self._what}: {text}", level="warning"))
 
     def _defaults(self, about: Mapping[str, Any], names: list[str]) -> dict[str, str]:
         """Map our names to the features of the dataset, and report what is left out."""
@@ -157,11 +172,14 @@ class LeRobotImporter(TableImporter):
             try:
                 low, high = (np.asarray(action.get(name), dtype=np.float64) for name in ("min", "max"))
             except (ValueError, TypeError):
-                continue
-            if low.ndim == 1 and low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all():
-                lows.append(low)
-                highs.append(high)
-        if not lows or len({low.shape for low in lows}) != 1:
+                low = high = np.array(math.nan)
+            lows.append(low)
+            highs.append(high)
+        if not lows:
+            return {}
+        shapes = {each.shape for each in (*lows, *highs)}
+        if len(shapes) > 1 or len(next(iter(shapes))) != 1 or not np.isfinite([lows, highs]).all():
+            self._warn("the statistics of 'action' are not a 'min' and a 'max' of numbers each; bounds are -1 and 1")
             return {}
         low, high = np.min(lows, axis=0), np.max(highs, axis=0)
         if (low >= -1).all() and (high <= 1).all():

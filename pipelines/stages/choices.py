@@ -476,14 +476,16 @@ class Choices:
         if self._is_timed_control:
             self.choose("agent.bc_weight", 0.0, "the policy follows values alone: noise is not worth imitating")
             self.choose("agent.entropy_weight", "auto", "keeps actions open: minus one nat of entropy a dimension")
-            chosen = next((row.value for row in self.rows if row.setting == "agent.sequence.kind"), "transformer")
-            if self.find("agent.sequence.kind", chosen) not in WITHOUT_MEMORY:
+            if self._find_sequence() not in WITHOUT_MEMORY:
                 self.choose("agent.shortcut", True, "torques follow from exact numbers, which a memory blurs")
+        is_transformer = self._find_sequence() == "transformer"
+        if is_transformer and self.find("train.sharding", "none") == "none":
+            self.choose("train.optimizer", "muon", "what is to be remembered is found in fewer updates")
         if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
             return
         if any(row.setting == "agent.trace" for row in self.rows):
             self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
-        if self.find("agent.sequence.kind", "transformer") == "transformer":
+        if is_transformer:
             # What is played back in reverse is found by its time, which rotary positions hide; what came some steps ago
             # by its distance: after 40,000 steps RepeatPreviousEasy had .99 by rotary positions or both, -.14 by time.
             position, reason = "rope", "finds the step before by its distance"
@@ -494,6 +496,11 @@ class Choices:
             self.choose("agent.critic_weight", CRITIC_WEIGHT_OF_ATTEMPTS, "leaves room for what must be remembered")
             loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
             self.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
+
+    def _find_sequence(self) -> Any:
+        """Find the kind of sequence encoder that is given or chosen."""
+        chosen = next((row.value for row in self.rows if row.setting == "agent.sequence.kind"), "transformer")
+        return self.find("agent.sequence.kind", chosen)
 
     def _choose_inputs(self) -> None:
         facts = self.facts

@@ -111,6 +111,8 @@ def test_columns_of_an_observation_may_be_taken(tmp_path: Path) -> None:
         ("data/demo_3/obs/object", None, InputMissing, r"lift.hdf5': 'obs/object' is missing"),
         ("data/demo_0/obs", None, InputMissing, "'data/demo_0' lacks 'obs'; extract observations"),
         ("data/demo_3/rewards", np.zeros((3, 2)), InputMissing, "'demo_3' has 2 rewards a step"),
+        ("data/demo_3/rewards", None, InputMissing, r"lift.hdf5': 'rewards' is missing"),
+        ("data/demo_3/dones", None, InputMissing, r"lift.hdf5': 'dones' is missing"),
     ],
 )
 def test_what_is_malformed_is_one_line(

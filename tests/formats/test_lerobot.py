@@ -113,6 +113,34 @@ def test_without_rewards_and_dones_episodes_end_truncated(tmp_path: Path) -> Non
     assert any("has no 'next.done': episodes end truncated" in text for text in told)
 
 
+def test_frames_that_are_not_here_and_versions_that_are_not_known_are_told(tmp_path: Path) -> None:
+    place = dataset(tmp_path / "set", "v3.0")
+    about = json.loads((place / "meta/info.json").read_text())
+    (place / "meta/info.json").write_text(
+        json.dumps(about | {"total_frames": sum(LENGTHS), "codebase_version": "v9.0"})
+    )
+    _, told = read(place)
+    assert any("version 'v9.0' is not known" in text for text in told)
+    assert not any("frames are here" in text for text in told)
+    (place / "data/chunk-000/file-001.parquet").unlink()
+    found, told = read(place)
+    assert len(found) == 2
+    assert any(f"{sum(LENGTHS[:2])} frames are here, and 'meta/info.json' says {sum(LENGTHS)}" in each for each in told)
+
+
+@pytest.mark.parametrize("low", ['"a"', "[0.0]", "[0.0, null]", "0.5"])
+def test_statistics_of_actions_that_are_no_bounds_are_told(tmp_path: Path, low: str) -> None:
+    place = dataset(tmp_path / "set", "v3.0")
+    (place / "meta/stats.json").write_text(f'{{"action": {{"min": {low}, "max": [60.0, 0.0]}}}}')
+    told: list[str] = []
+    with pytest.raises(InputMissing, match="outside its bounds"):
+        source = open_importer(
+            SourceSettings(name=str(place)), listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None
+        )
+        list(source.batches())
+    assert any("the statistics of 'action' are not" in text for text in told)
+
+
 def test_bounds_that_are_given_come_first(tmp_path: Path) -> None:
     place = dataset(tmp_path / "set", "v3.0")
     found, _ = read(place, action_low=-100.0, action_high=100.0)
