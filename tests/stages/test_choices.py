@@ -248,7 +248,13 @@ def test_auto_is_left_to_the_run() -> None:
 
 def test_another_encoder_gets_no_settings_of_a_transformer() -> None:
     choices, _ = chosen(LAKE, Budget(minutes=1), agent={"sequence": {"kind": "gru"}})
-    assert settings_of(choices).agent.sequence.kind == "gru"
+    settings = settings_of(choices)
+    assert (settings.agent.sequence.kind, settings.train.optimizer) == ("gru", "adamw")
+
+
+def test_muon_is_not_chosen_where_a_rank_has_rows_of_a_matrix() -> None:
+    settings = settings_of(chosen(LAKE, Budget(minutes=1), train={"sharding": "fsdp"})[0])
+    assert settings.train.optimizer == "adamw"
 
 
 @pytest.mark.parametrize("actor", [{"distribution": "beta"}, {"distribution": "grid"}])
@@ -332,6 +338,7 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (CHEETAH, "train.context_length", 8),
         (replace(CHEETAH, shows_state=True), "agent.sequence.kind", "identity"),
         (replace(CARTPOLE, shows_state=True), "agent.sequence.kind", "identity"),
+        (LAKE, "train.optimizer", "muon"),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
         (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),
