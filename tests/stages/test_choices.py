@@ -252,9 +252,10 @@ def test_another_encoder_gets_no_settings_of_a_transformer() -> None:
     assert (settings.agent.sequence.kind, settings.train.optimizer) == ("gru", "adamw")
 
 
-def test_muon_is_not_chosen_where_a_rank_has_rows_of_a_matrix() -> None:
-    settings = settings_of(chosen(LAKE, Budget(minutes=1), train={"sharding": "fsdp"})[0])
-    assert settings.train.optimizer == "adamw"
+def test_muon_is_not_chosen_where_a_rank_has_rows_of_a_matrix_or_actions_are_a_density() -> None:
+    for seen, train in ((LAKE, {"sharding": "fsdp"}), (CHEETAH, {})):
+        settings = settings_of(chosen(seen, Budget(minutes=1), train=train)[0])
+        assert (settings.agent.sequence.kind, settings.train.optimizer) == ("transformer", "adamw")
 
 
 @pytest.mark.parametrize("actor", [{"distribution": "beta"}, {"distribution": "grid"}])
