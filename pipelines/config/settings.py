@@ -745,7 +745,7 @@ class Settings(SettingsModel):
     def _has_blocks(self) -> Settings:
         kind = self.agent.sequence.kind
         if self.train.optimizer == "muon" and kind in WITHOUT_BLOCKS:
-            raise ValueError(f"train.optimizer 'muon' moves a sequence encoder's blocks, and '{kind}' has none")
+            raise ValueError(f"train.optimizer 'muon' needs a sequence encoder of blocks, and '{kind}' has none")
         if self.train.sharding == "fsdp" and kind in WITHOUT_BLOCKS:
             raise ValueError(f"train.sharding 'fsdp' needs a sequence encoder of blocks, and '{kind}' has none")
         return self

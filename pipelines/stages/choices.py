@@ -27,9 +27,11 @@ TOKENS, TOKENS_ON_GPU = 512, 8192  # of an update
 # Continuous control improves with the number of updates more than with their size: after 300 CPU seconds, the return in
 # HalfCheetah was 850 and 971 by 5,400 updates of 512 time steps, and 1,439 to 1,985 (three seeds) by 11,000 of 128.
 TOKENS_OF_BOX = 128
-LEAST_WINDOWS, LEAST_WINDOWS_AT_ONCE = 8, 24  # of an update
+LEAST_WINDOWS = 8  # of an update
+WINDOWS_AT_ONCE, TOKENS_AT_ONCE = 24, 2_560  # likewise, where actions change their own reward alone: the fewer of both
 WHOLE_EPISODE = 128  # an episode up to this length is remembered whole
 WHOLE_ATTEMPTS = 256  # likewise, where a task is attempted several times in an episode
+WHOLE_GAME = 512  # likewise, where actions change their own reward alone: all that matters is what was seen
 CONTEXT, CONTEXT_OF_TEXT = 32, 64  # of longer episodes
 CONTEXT_OF_IMAGES = 16
 CONTEXT_OF_BOX = 8
@@ -396,7 +398,7 @@ class Choices:
         elif facts.has_images:
             context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
             reason = "an image shows much of the state, and many short windows differ more from each other"
-        elif horizon is not None and horizon <= WHOLE_EPISODE:
+        elif horizon is not None and horizon <= (WHOLE_GAME if facts.rewards_at_once else WHOLE_EPISODE):
             context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
         elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
             context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
@@ -416,8 +418,10 @@ class Choices:
             reason = "random play shows nothing to remember, and updates without memory take half the time"
             self.choose("agent.sequence.kind", "identity", reason)
         tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
-        least = LEAST_WINDOWS_AT_ONCE if facts.rewards_at_once else LEAST_WINDOWS
-        windows = max(least, tokens // _to_number(context, WHOLE_ATTEMPTS))
+        length, least = _to_number(context, WHOLE_ATTEMPTS), LEAST_WINDOWS
+        if facts.rewards_at_once:
+            least = max(least, min(WINDOWS_AT_ONCE, TOKENS_AT_ONCE // length))
+        windows = max(least, tokens // length)
         parts = self.find("train.ranks", 1) * self.find("train.grad_accumulation", 1)
         windows = -(-windows // parts) * parts
         reason = "what must be remembered is learned from many windows" if least > LEAST_WINDOWS else ""
@@ -487,7 +491,8 @@ class Choices:
         # and 3.45. Two attempts of cheetah-dir were not learned in 150 seconds, by either.
         if is_transformer and not self._is_density and self.find("train.sharding", "none") == "none":
             self.choose("train.optimizer", "muon", "what is to be remembered is found in fewer updates")
-        if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
+        most = WHOLE_GAME if facts.rewards_at_once else WHOLE_EPISODE
+        if facts.num_attempts == 1 and (facts.horizon or most + 1) > most:
             return
         if any(row.setting == "agent.trace" for row in self.rows):
             self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")

@@ -79,7 +79,9 @@ class Learner:
         self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.count_joined() > 1, NO_SHARDS
         self.agent = Agent(spaces, agent, seed=seed)
         if train.sharding == "fsdp":
-            require_blocks(self.agent.sequence)
+            require_blocks(self.agent.sequence, "train.sharding 'fsdp'")
+        if train.optimizer == "muon":
+            require_blocks(self.agent.sequence, "train.optimizer 'muon'")
         if not self.is_sharded:  # else it is whole on the host only
             self.agent.to(self.device)
         self.agent.packed = train.packing

@@ -69,7 +69,7 @@ class Muon(ScaledAdamW):
 
 
 def orthogonalize(x_NIO: Tensor) -> Tensor:
-    """Bring the singular values of matrices near 1 (.7 to 1.2) by five turns of a Newton-Schulz iteration."""
+    """Bring the singular values of matrices near 1 (very small ones less near) by five turns of Newton and Schulz."""
     is_tall = x_NIO.size(-2) > x_NIO.size(-1)
     x_NRC = x_NIO.mT if is_tall else x_NIO
     x_NRC = x_NRC / (x_NRC.norm(dim=(-2, -1), keepdim=True) + 1e-7)

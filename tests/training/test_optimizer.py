@@ -210,7 +210,7 @@ def test_orthogonal_matrices_keep_singular_vectors_and_bring_singular_values_nea
 
 
 def test_muon_is_refused_where_there_are_no_blocks_or_only_rows_of_them() -> None:
-    with pytest.raises(ValidationError, match="moves a sequence encoder's blocks, and 'gru' has none"):
+    with pytest.raises(ValidationError, match="'muon' needs a sequence encoder of blocks, and 'gru' has none"):
         Settings.model_validate({"agent": {"sequence": {"kind": "gru"}}, "train": {"optimizer": "muon"}})
     with pytest.raises(ValidationError, match="'muon' needs whole matrices"):
         TrainSettings(optimizer="muon", sharding="fsdp")
