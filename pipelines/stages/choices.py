@@ -487,8 +487,8 @@ class Choices:
             if self._find_sequence() not in WITHOUT_MEMORY:
                 self.choose("agent.shortcut", True, "torques follow from exact numbers, which a memory blurs")
         is_transformer = self._find_sequence() == "transformer"
-        # Autoencode of POPGym after 150 CPU seconds: .03, -.19 by Muon, -.44 by AdamW; four by four lakes after 100: 3.90
-        # and 3.45. Two attempts of cheetah-dir were not learned in 150 seconds, by either.
+        # POPGym's Autoencode after 150 CPU seconds: .03, -.19 by Muon, -.44 by AdamW; lakes of 4 x 4 after 100: 3.90,
+        # 3.45. Two attempts of cheetah-dir were not learned in 150 seconds, by either.
         if is_transformer and not self._is_density and self.find("train.sharding", "none") == "none":
             self.choose("train.optimizer", "muon", "what is to be remembered is found in fewer updates")
         most = WHOLE_GAME if facts.rewards_at_once else WHOLE_EPISODE

@@ -1,5 +1,5 @@
-"""AdamW over the trainable parameters, or Muon for the matrices of the sequence encoder's blocks; weight decay on kernels
-alone; the schedule of the rate."""
+"""AdamW over the trainable parameters, or Muon for the matrices of the sequence encoder's blocks; weight decay on
+kernels alone; the schedule of the rate."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Muon(ScaledAdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         *others, matrices = self.param_groups
         self._move_matrices(matrices)
         self.param_groups = others
         try:
-            super().step(closure)
+            return super().step(closure)
         finally:
             self.param_groups = [*others, matrices]
 

@@ -133,11 +133,12 @@ def test_statistics_of_actions_that_are_no_bounds_are_told(tmp_path: Path, low: 
     place = dataset(tmp_path / "set", "v3.0")
     (place / "meta/stats.json").write_text(f'{{"action": {{"min": {low}, "max": [60.0, 0.0]}}}}')
     told: list[str] = []
+    source = open_importer(
+        SourceSettings(name=str(place)), listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None
+    )
     with pytest.raises(InputMissing, match="outside its bounds"):
-        source = open_importer(
-            SourceSettings(name=str(place)), listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None
-        )
         list(source.batches())
+    source.close()
     assert any("the statistics of 'action' are not" in text for text in told)
 
 

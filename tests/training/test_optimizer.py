@@ -1,5 +1,5 @@
-"""Which parameters decay, listed by hand for every encoder and head; that a group's decay is what AdamW applies; and Muon
-beside torch's own."""
+"""Which parameters decay, listed by hand for every encoder and head; that a group's decay is what AdamW applies; and
+Muon beside torch's own."""
 
 from __future__ import annotations
 
@@ -171,14 +171,15 @@ def test_muon_moves_the_matrices_of_blocks_as_torch_does_and_all_else_by_adamw()
     optimizer, matrices = make_optimizer(ours, settings), find_matrices(ours)
     assert matrices == {f"sequence.{name}" for name in BLOCK}
     named = theirs.trainable_parameters()
+    same: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.5}
     judges = [
-        torch.optim.Muon([named[n] for n in sorted(matrices)], lr=0.01, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon([named[n] for n in sorted(matrices)], **same, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
             [
                 {"params": [p for n, p in named.items() if n in find_decayed(theirs) - matrices]},
                 {"params": [p for n, p in named.items() if n not in find_decayed(theirs)], "weight_decay": 0.0},
             ],
-            lr=0.01, weight_decay=0.5, fused=True,
+            **same, fused=True,
         ),
     ]  # fmt: skip
     generator = torch.Generator().manual_seed(0)
