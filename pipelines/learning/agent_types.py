@@ -43,7 +43,7 @@ BEHAVIOUR_CLONING = AgentType(critic=None, actor_weight=0.0, bc_weight=1.0)
 
 def resolve(settings: AgentSettings) -> AgentType:
     """Return the agent type with the settings' overrides; without critics there is no actor weight. UsageError for a
-    plug-in that is not an `AgentType`, and if nothing would teach the policy."""
+    plug-in that is not an `AgentType`."""
     found = AGENTS.get(settings.kind)
     if not isinstance(found, AgentType):
         raise UsageError(
@@ -56,10 +56,4 @@ def resolve(settings: AgentSettings) -> AgentType:
     overrides = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     if found.critic is not None and settings.critic.kind is not None:
         overrides["critic"] = settings.critic.kind
-    chosen = replace(found, **overrides)
-    if chosen.actor_weight == chosen.bc_weight == 0 and not settings.reference:
-        raise UsageError(
-            "nothing teaches the policy: agent.actor_weight and agent.bc_weight are both 0",
-            hint="give one of them a weight, or name a policy to stay near, agent.reference",
-        )
-    return chosen
+    return replace(found, **overrides)

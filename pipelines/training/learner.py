@@ -78,6 +78,12 @@ class Learner:
         self.precision = choose_precision(train.precision, self.device)
         self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.count_joined() > 1, NO_SHARDS
         self.agent = Agent(spaces, agent, seed=seed)
+        kind = self.agent.agent_type
+        if kind.actor_weight == kind.bc_weight == 0 and not agent.reference:
+            raise UsageError(
+                "nothing teaches the policy: agent.actor_weight and agent.bc_weight are both 0",
+                hint="give one of them a weight, or name a policy to stay near, agent.reference",
+            )
         if train.sharding == "fsdp":
             require_blocks(self.agent.sequence, "train.sharding 'fsdp'")
         if train.optimizer == "muon":

@@ -10,12 +10,11 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import ReferencePolicy
-from pipelines.learning.agent_types import AgentType, resolve
+from pipelines.learning.agent_types import AgentType
 from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
 from tests.learning.test_agent import generator, gradients, in_parts, update
@@ -40,15 +39,6 @@ def test_defaults_of_the_kinds():
     assert weights == {"actor-critic": (1.0, 0.1), "multi-task": (0.0, 1.0), "behaviour-cloning": (0.0, 1.0)}
     assert [found["multi-task"].critic_samples, found["multi-task"].actor_samples] == [1, 3]
     assert agent(kind="multi-task", bc_weight=0.5, actor_samples=2).agent_type.bc_weight == 0.5
-
-
-def test_an_agent_whose_policy_nothing_teaches_is_refused_unless_it_stays_near_another():
-    none = {"actor_weight": 0.0, "bc_weight": 0.0}
-    with pytest.raises(UsageError, match=r"nothing teaches the policy: agent\.actor_weight and"):
-        resolve(AgentSettings(**none))
-    with pytest.raises(UsageError, match="nothing teaches the policy"):
-        resolve(AgentSettings(kind="behaviour-cloning", bc_weight=0.0))
-    assert resolve(AgentSettings(**none, reference="runs/teacher")).actor_weight == 0
 
 
 def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():

@@ -36,6 +36,17 @@ def learner(**train: object) -> Learner:
     return Learner(SPACES, settings.agent, settings.train, seed=3)
 
 
+@pytest.mark.parametrize(
+    "agent", [{"actor_weight": 0.0, "bc_weight": 0.0}, {"kind": "behaviour-cloning", "bc_weight": 0.0}], ids=str
+)
+def test_an_agent_whose_policy_nothing_teaches_is_refused(agent: dict[str, object]) -> None:
+    settings = tiny(agent=agent)
+    with pytest.raises(UsageError, match=r"nothing teaches the policy: agent\.actor_weight and"):
+        Learner(SPACES, settings.agent, settings.train, seed=3)
+    near = settings.agent.model_copy(update={"reference": "runs/teacher"})
+    Learner(SPACES, near, settings.train, seed=3)
+
+
 def sharing_noise(owner: Learner) -> Learner:
     """Let micro-batches draw from one generator: together they draw what the whole batch does."""
 
