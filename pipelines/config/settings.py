@@ -392,7 +392,7 @@ class TrainSettings(SettingsModel):
     """Observation column that masks the policy's terms of the loss alone: steps that observe 0 in it count for critics
     and values only; empty: all that count do so for both."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """What moves the matrices in the blocks of the sequence encoder. AdamW moves all other weights."""
+    """What moves the matrices in the blocks of the sequence encoder, if it has any. AdamW moves all other weights."""
     learning_rate: float = Field(1e-4, gt=0)
     """Learning rate after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
@@ -742,10 +742,8 @@ class Settings(SettingsModel):
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(expand_stages)] = ()
 
     @model_validator(mode="after")
-    def _has_blocks(self) -> Settings:
+    def _has_blocks_to_shard(self) -> Settings:
         kind = self.agent.sequence.kind
-        if self.train.optimizer == "muon" and kind in WITHOUT_BLOCKS:
-            raise ValueError(f"train.optimizer 'muon' needs a sequence encoder of blocks, and '{kind}' has none")
         if self.train.sharding == "fsdp" and kind in WITHOUT_BLOCKS:
             raise ValueError(f"train.sharding 'fsdp' needs a sequence encoder of blocks, and '{kind}' has none")
         return self

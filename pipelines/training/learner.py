@@ -37,7 +37,13 @@ from pipelines.nets import ranks
 from pipelines.nets.compute import autocast, choose_precision, forget_kept
 from pipelines.training import speed
 from pipelines.training.graphs import UpdateGraph, UpdateGraphs
-from pipelines.training.optimizer import compute_entropy_share, group_parameters, learning_rate, make_optimizer
+from pipelines.training.optimizer import (
+    compute_entropy_share,
+    find_matrices,
+    group_parameters,
+    learning_rate,
+    make_optimizer,
+)
 from pipelines.training.optimizer import restore as restore_optimizer
 from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share_out
 
@@ -85,9 +91,7 @@ class Learner:
                 hint="give one of them a weight, or name a policy to stay near, agent.reference",
             )
         if train.sharding == "fsdp":
-            require_blocks(self.agent.sequence, "train.sharding 'fsdp'")
-        if train.optimizer == "muon":
-            require_blocks(self.agent.sequence, "train.optimizer 'muon'")
+            require_blocks(self.agent.sequence)
         if not self.is_sharded:  # else it is whole on the host only
             self.agent.to(self.device)
         self.agent.packed = train.packing
@@ -96,6 +100,9 @@ class Learner:
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
         self.notices = speed.prepare(encoders, train, self.device, self.precision)
         self.compiled = train.compile and not self.notices
+        if train.optimizer == "muon" and not find_matrices(self.agent):
+            encoder = type(self.agent.sequence).__name__
+            self.notices.append(f"train.optimizer: AdamW moves all weights, since {encoder} has no blocks for Muon")
         self._parallel: torch.nn.Module | None = None
         self._prepare()
         self.graphs = self._make_graphs()

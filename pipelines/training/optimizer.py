@@ -92,18 +92,18 @@ def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards =
         {"params": [parameters[name] for name in names], "weight_decay": decay}
         for names, decay in zip(group_parameters(network, settings), decays, strict=False)
     ]
-    kind = Muon if settings.optimizer == "muon" else ScaledAdamW
+    kind = Muon if len(groups) == len(decays) else ScaledAdamW
     return kind(groups, lr=settings.learning_rate, fused=True)
 
 
 def group_parameters(network: nn.Module, settings: TrainSettings) -> list[list[str]]:
     """List the names of the trainable parameters in the optimiser's order: those that decay, those that do not, and
-    the matrices that Muon moves, which decay, too."""
+    the matrices that Muon moves, if there are any, which decay, too."""
     kernels = find_decayed(network)
     matrices = find_matrices(network) if settings.optimizer == "muon" else set[str]()
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     groups = [[n for n in names if n in kernels - matrices], [n for n in names if n not in kernels]]
-    return [*groups, [n for n in names if n in matrices]] if settings.optimizer == "muon" else groups
+    return [*groups, [n for n in names if n in matrices]] if matrices else groups
 
 
 def find_matrices(network: nn.Module) -> set[str]:

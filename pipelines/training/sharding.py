@@ -103,12 +103,12 @@ class Shards:
 NO_SHARDS = Shards({})
 
 
-def require_blocks(sequence: SequenceEncoder, setting: str) -> None:
-    """Raise UsageError for an encoder without blocks, which `setting` is about."""
+def require_blocks(sequence: SequenceEncoder) -> None:
+    """Raise UsageError for an encoder without blocks that could be shared out."""
     if not sequence.shardable():
         raise UsageError(
-            f"{setting} needs a sequence encoder of blocks, and {type(sequence).__name__} has none",
-            hint="leave it out, or see SequenceEncoder.shardable",
+            f"train.sharding 'fsdp' needs a sequence encoder of blocks, and {type(sequence).__name__} has none",
+            hint="use train.sharding=none, or see SequenceEncoder.shardable",
         )
 
 

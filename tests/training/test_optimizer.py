@@ -12,12 +12,21 @@ import torch
 from pydantic import ValidationError
 
 from pipelines.config.model import AgentSettings
-from pipelines.config.settings import Settings, TrainSettings
+from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.training.optimizer import find_decayed, find_matrices, learning_rate, make_optimizer, orthogonalize
-from tests.training.test_learner import batch, learner
+from pipelines.training.learner import Learner
+from pipelines.training.optimizer import (
+    ScaledAdamW,
+    find_decayed,
+    find_matrices,
+    learning_rate,
+    make_optimizer,
+    orthogonalize,
+)
+from tests.stages.recipes import tiny
+from tests.training.test_learner import SPACES, batch, learner
 
 SMALL: dict[str, Any] = {
     "timestep": {"hidden": [8], "output": 8},
@@ -210,9 +219,14 @@ def test_orthogonal_matrices_keep_singular_vectors_and_bring_singular_values_nea
     assert (values < 1.3).all()
 
 
-def test_muon_is_refused_where_there_are_no_blocks_or_only_rows_of_them() -> None:
-    with pytest.raises(ValidationError, match="'muon' needs a sequence encoder of blocks, and 'gru' has none"):
-        Settings.model_validate({"agent": {"sequence": {"kind": "gru"}}, "train": {"optimizer": "muon"}})
+def test_without_blocks_adamw_moves_all_weights_and_says_so() -> None:
+    settings = tiny(agent={"sequence": {"kind": "gru"}}, train={"optimizer": "muon"})
+    trained = Learner(SPACES, settings.agent, settings.train, seed=3)
+    assert (type(trained.optimizer), len(trained.optimizer.param_groups)) == (ScaledAdamW, 2)
+    assert trained.notices == ["train.optimizer: AdamW moves all weights, since GRU has no blocks for Muon"]
+
+
+def test_muon_is_refused_where_a_rank_has_rows_of_a_matrix() -> None:
     with pytest.raises(ValidationError, match="'muon' needs whole matrices"):
         TrainSettings(optimizer="muon", sharding="fsdp")
 
