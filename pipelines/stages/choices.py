@@ -28,10 +28,11 @@ TOKENS, TOKENS_ON_GPU = 512, 8192  # of an update
 # HalfCheetah was 850 and 971 by 5,400 updates of 512 time steps, and 1,439 to 1,985 (three seeds) by 11,000 of 128.
 TOKENS_OF_BOX = 128
 LEAST_WINDOWS = 8  # of an update
-WINDOWS_AT_ONCE, TOKENS_AT_ONCE = 24, 2_560  # likewise, where actions change their own reward alone: the fewer of both
+WINDOWS_OF_GAME, TOKENS_OF_GAME = 24, 2_560  # likewise, where actions are forgotten at once: the fewer of both
 WHOLE_EPISODE = 128  # an episode up to this length is remembered whole
 WHOLE_ATTEMPTS = 256  # likewise, where a task is attempted several times in an episode
-WHOLE_GAME = 512  # likewise, where actions change their own reward alone: all that matters is what was seen
+# Likewise, where actions change their own reward and the next observation at most: all that matters is what was seen.
+WHOLE_GAME = 1024
 CONTEXT, CONTEXT_OF_TEXT = 32, 64  # of longer episodes
 CONTEXT_OF_IMAGES = 16
 CONTEXT_OF_BOX = 8
@@ -155,10 +156,11 @@ class EnvFacts:
     `observation_min`: of the number observed that has the smallest one (0: none is known).
     `pays_alike`: every step had the same reward, above 0; `only_costs`: rewards were below 0, or 0. `rewards_at_once`:
     rewards are frequent, follow from the action before alone, and actions do not change what is observed later, as far
-    as two ways to play the same episode show. `one_by_one`: actors are stepped one after another. `action_repeat`: how
-    often an action is played in a step. `step_change` (a share of the spread of what is observed) and `inertia` (a
-    correlation): how far a step moves it, and whether movement goes on; 0: not known. `shows_state`: an observation of
-    one task and the action predict what is observed next and the reward, and the steps before add little.
+    as two ways to play the same episode show; `forgets_actions`: or they change the next observation, and none later.
+    `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played in a step.
+    `step_change` (a share of the spread of what is observed) and `inertia` (a correlation): how far a step moves it,
+    and whether movement goes on; 0: not known. `shows_state`: an observation of one task and the action predict what is
+    observed next and the reward, and the steps before add little.
     `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
@@ -189,6 +191,7 @@ class EnvFacts:
     pays_alike: bool = False
     only_costs: bool = False
     rewards_at_once: bool = False
+    forgets_actions: bool = False
     action_repeat: int = 1
     step_change: float = 0.0
     inertia: float = 0.0
@@ -212,6 +215,11 @@ class EnvFacts:
         if self.horizon is not None:
             return self.horizon
         return self.length_max if self.is_fixed else max(2 * self.length_max, 1)
+
+    @property
+    def remembered(self) -> int:
+        """The longest episode that is remembered whole, where a task is attempted once in it."""
+        return WHOLE_GAME if self.forgets_actions else WHOLE_EPISODE
 
     @property
     def is_fixed(self) -> bool:
@@ -398,7 +406,7 @@ class Choices:
         elif facts.has_images:
             context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
             reason = "an image shows much of the state, and many short windows differ more from each other"
-        elif horizon is not None and horizon <= (WHOLE_GAME if facts.rewards_at_once else WHOLE_EPISODE):
+        elif horizon is not None and horizon <= facts.remembered:
             context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
         elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
             context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
@@ -419,13 +427,17 @@ class Choices:
             self.choose("agent.sequence.kind", "identity", reason)
         tokens = TOKENS_ON_GPU if facts.has_gpu else tokens
         length, least = _to_number(context, WHOLE_ATTEMPTS), LEAST_WINDOWS
-        if facts.rewards_at_once:
-            least = max(least, min(WINDOWS_AT_ONCE, TOKENS_AT_ONCE // length))
+        if facts.forgets_actions:
+            least = max(least, min(WINDOWS_OF_GAME, TOKENS_OF_GAME // length))
         windows = max(least, tokens // length)
         parts = self.find("train.ranks", 1) * self.find("train.grad_accumulation", 1)
         windows = -(-windows // parts) * parts
-        reason = "what must be remembered is learned from many windows" if least > LEAST_WINDOWS else ""
-        self.choose("train.batch_size", windows, reason or f"about {tokens:,} time steps an update")
+        reason = f"about {tokens:,} time steps an update"
+        if windows * length > tokens:
+            reason = (
+                "what must be remembered is learned from many windows" if least > LEAST_WINDOWS else "no fewer windows"
+            )
+        self.choose("train.batch_size", windows, reason)
 
     def _choose_discounts(self) -> None:
         if self._agent_type.critic is None:
@@ -491,8 +503,7 @@ class Choices:
         # 3.45. Two attempts of cheetah-dir were not learned in 150 seconds, by either.
         if is_transformer and not self._is_density and self.find("train.sharding", "none") == "none":
             self.choose("train.optimizer", "muon", "what is to be remembered is found in fewer updates")
-        most = WHOLE_GAME if facts.rewards_at_once else WHOLE_EPISODE
-        if facts.num_attempts == 1 and (facts.horizon or most + 1) > most:
+        if facts.num_attempts == 1 and (facts.horizon or math.inf) > facts.remembered:
             return
         if any(row.setting == "agent.trace" for row in self.rows):
             self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")

@@ -37,8 +37,8 @@ from pipelines.training.learner import Learner
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
 _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
 _RECORDED_STEPS = 40  # of every actor, for the windows of these updates
-_OPENING_STEPS, _OPENING_SECONDS = 256, 0.5  # of an episode that is played twice, and of the second time
-_LEAST_COMPARED = 8  # steps of both
+_OPENING_STEPS, _OPENING_SECONDS = 512, 0.5  # of an episode that is played twice, and of the second time
+_LEAST_COMPARED = 8  # steps of both; or those of the same action after others
 # Models of random play: most rounds of all actors and numbers observed; least rows of either part; rectifiers; errors,
 # as shares of the variance of changes, of what is observed next and of rewards, that are large, and that need not be
 # halved; penalties.
@@ -88,6 +88,8 @@ def measure_env(
     observation = spec.spaces.observation
     first_episodes, lengths = seen.first_episodes, seen.lengths
     returns = np.array([episode.total_reward for episode in first_episodes])
+    is_paid_often = again is not None and probe.reward_share >= _OFTEN
+    rewards_at_once, forgets_actions = again.compare(probe.opening) if again and is_paid_often else (False, False)
     success = [bool(episode.success) for episode in first_episodes]
     return EnvFacts(
         name=env.name,
@@ -122,7 +124,8 @@ def measure_env(
         reward_max=round_digits(probe.reward_max),
         pays_alike=0 < probe.reward_low == probe.reward_high,
         only_costs=probe.reward_low < 0 and probe.reward_high <= 0,
-        rewards_at_once=again is not None and probe.reward_share >= _OFTEN and again.equals(probe.opening),
+        rewards_at_once=rewards_at_once,
+        forgets_actions=forgets_actions,
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
     )
@@ -158,19 +161,24 @@ class _Opening:
         """Whether there is nothing more to note."""
         return len(self._seen) >= _OPENING_STEPS or (bool(self._seen) and self._seen[-1] is None)
 
-    def equals(self, other: _Opening) -> bool:
-        """Whether both observed the same and had the same reward for the same action, as long as both were played."""
+    def compare(self, other: _Opening) -> tuple[bool, bool]:
+        """Find what an action changes at most, as long as both were played: whether it is its own reward alone; and
+        whether it is that and the observation after it."""
         pairs = list(zip(self._seen, other._seen, strict=False))
-        if len(pairs) < _LEAST_COMPARED:
-            return False
+        fixed = answered = True
+        differ, compared = 0, 0
         for step, (one, two) in enumerate(pairs):
             if one is None or two is None:
-                return one is two  # the last pair
-            if not all(np.array_equal(one[0][name], two[0][name]) for name in one[0]):
-                return False
-            if step and np.array_equal(one[1], two[1]) and one[2] != two[2]:
-                return False
-        return True
+                answered &= one is two  # the last pair
+                break
+            is_alike = all(np.array_equal(one[0][name], two[0][name]) for name in one[0])
+            is_same = not step or np.array_equal(one[1], two[1])
+            fixed &= is_alike
+            answered &= not is_same or (is_alike and (not step or one[2] == two[2]))
+            compared += is_same and differ > 0
+            differ += not is_same
+        is_own = fixed and answered and len(pairs) >= _LEAST_COMPARED
+        return is_own, is_own or (answered and compared >= _LEAST_COMPARED)
 
     def act(
         self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray

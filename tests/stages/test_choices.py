@@ -34,6 +34,7 @@ CARTPOLE = EnvFacts(
     reward_max=1.0,
     step_seconds=1e-5,
 )
+QUIZ = replace(CARTPOLE, rewards_at_once=True, forgets_actions=True)
 LAKE = EnvFacts(
     name="meta-frozen-lake",
     action="Discrete",
@@ -94,6 +95,7 @@ facts = st.builds(
     observation_min=st.floats(0, 1e6),
     reward_max=st.floats(0, 1e6),
     rewards_at_once=st.booleans(),
+    forgets_actions=st.booleans(),
     shows_state=st.booleans(),
     step_seconds=st.floats(1e-7, 0.1),
 )
@@ -342,15 +344,17 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (LAKE, "train.optimizer", "muon"),
         (CHEETAH, "train.batch_size", 16),
         (CARTPOLE, "agent.trace", "retrace"),
-        (replace(CARTPOLE, rewards_at_once=True), "agent.acting_gamma", 0.1),
-        (replace(CARTPOLE, rewards_at_once=True), "agent.gammas", []),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=52), "train.batch_size", 24),
-        (replace(CARTPOLE, rewards_at_once=True), "train.batch_size", 8),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=50), "agent.sequence.position", "both"),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=207), "train.context_length", 207),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=207), "train.batch_size", 12),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=207), "agent.sequence.position", "both"),
-        (replace(CARTPOLE, rewards_at_once=True, horizon=1_000), "train.context_length", 32),
+        (QUIZ, "agent.acting_gamma", 0.1),
+        (QUIZ, "agent.gammas", []),
+        (replace(QUIZ, horizon=52), "train.batch_size", 24),
+        (QUIZ, "train.batch_size", 8),
+        (replace(QUIZ, horizon=50), "agent.sequence.position", "both"),
+        (replace(QUIZ, horizon=207), "train.context_length", 207),
+        (replace(QUIZ, horizon=207), "train.batch_size", 12),
+        (replace(QUIZ, horizon=207), "agent.sequence.position", "both"),
+        (replace(QUIZ, horizon=1_025), "train.context_length", 32),
+        (replace(QUIZ, horizon=400, rewards_at_once=False), "train.context_length", 400),  # a bandit
+        (replace(QUIZ, horizon=400, rewards_at_once=False), "agent.acting_gamma", 0.9975),
         (replace(CARTPOLE, horizon=50), "agent.sequence.position", "rope"),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (CARTPOLE, "exploration.persistence", 8.0),
@@ -431,7 +435,7 @@ def test_a_density_in_episodes_that_time_alone_ends_follows_values_alone(
 
 
 def test_rewards_at_once_need_no_trace_and_no_random_play_that_leads_far() -> None:
-    rows = {row.setting for row in chosen(replace(CARTPOLE, rewards_at_once=True), Budget(minutes=5))[0].rows}
+    rows = {row.setting for row in chosen(QUIZ, Budget(minutes=5))[0].rows}
     assert not rows & {"agent.trace", "exploration.persistence", "exploration.explorers"}
 
 

@@ -186,7 +186,7 @@ class Quiz(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.numbers, self.right = self.np_random.integers(3, size=21), 0
+        self.numbers, self.right = self.np_random.integers(3, size=41), 0
         return self._show(0), {}
 
     def _show(self, time: int) -> np.ndarray:
@@ -196,7 +196,7 @@ class Quiz(gymnasium.Env):
     def step(self, action):
         is_right = action == self.numbers[self.time]
         self.right += is_right
-        shown, over = self._show(self.time + 1), self.time == 20
+        shown, over = self._show(self.time + 1), self.time == 40
         if self.rule == "moved" and self.time > 10:
             shown = np.array([action], np.float32)
         if self.rule == "ending" and self.time > 10:
@@ -209,15 +209,24 @@ class Quiz(gymnasium.Env):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("rule", "at_once"), [("", True), ("late", False), ("moved", False), ("ending", False), ("streak", False)]
+    ("rule", "at_once", "forgets"),
+    [
+        ("", True, True),
+        ("moved", False, True),
+        ("late", False, False),
+        ("ending", False, False),
+        ("streak", False, False),
+    ],
 )
-def test_rewards_at_once_where_no_action_changes_what_follows(rule: str, at_once: bool) -> None:
-    assert measured("tests.stages.test_make_recipe:Quiz", rule=rule).rewards_at_once == at_once
+def test_rewards_at_once_where_no_action_changes_what_follows(rule: str, at_once: bool, forgets: bool) -> None:
+    facts = measured("tests.stages.test_make_recipe:Quiz", rule=rule)
+    assert (facts.rewards_at_once, facts.forgets_actions) == (at_once, forgets)
 
 
 def test_actions_change_what_follows_in_control_tasks() -> None:
-    assert not measured("gym:CartPole-v1", seconds=0.1).rewards_at_once
-    assert not measured("gym:Pendulum-v1", seconds=0.1).rewards_at_once
+    for name in ("gym:CartPole-v1", "gym:Pendulum-v1"):
+        facts = measured(name, seconds=0.1)
+        assert (facts.rewards_at_once, facts.forgets_actions) == (False, False)
 
 
 @pytest.mark.system
