@@ -13,7 +13,7 @@ from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
 from pipelines.files.atomic import write_atomically
 from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.summary import groups
-from tests.benchmarks.learning_parts.tasks import Task, load_tasks
+from tests.benchmarks.learning_parts.tasks import load_tasks
 
 BEGIN, END = "<!-- results: written by tests/benchmarks/learning.py book -->", "<!-- end of results -->"
 _HEAD = (
@@ -27,7 +27,6 @@ _HEAD = (
     "env steps",
     "replay ratio",
     "CPU s",
-    "published",
     "code",
 )
 
@@ -38,26 +37,25 @@ def write(path: Path, target: Path) -> Path:
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     found = groups(path, load_tasks()) if path.is_file() else []
-    write_atomically(target, f"{before}{BEGIN}\n{section(found, load_tasks())}\n{END}{after}")
+    write_atomically(target, f"{before}{BEGIN}\n{section(found)}\n{END}{after}")
     return target
 
 
-def section(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> str:
+def section(found: Sequence[Mapping[str, Any]]) -> str:
     """Format the table and the commands that repeat it."""
     if not found:
         return "No results yet."
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
-    lines += ["| " + " | ".join(_row(group, tasks[group["task"]])) + " |" for group in found]
+    lines += ["| " + " | ".join(_row(group)) + " |" for group in found]
     rates = sorted({rate for group in found for rate in group["gflops"]})
     lines += ["", f"Measured at {rates[0]:g}-{rates[-1]:g} GFLOP/s (float32 products on one thread), by:", "", "```sh"]
     return "\n".join([*lines, *dict.fromkeys(map(command, found)), "```"])
 
 
-def _row(group: Mapping[str, Any], task: Task) -> list[str]:
+def _row(group: Mapping[str, Any]) -> list[str]:
     scores = np.array(group["scores"])
     low, high = bootstrap_ci_of_iqm([scores])
     name = group["task"] + ("" if group["variant"] == "default" else f", {group['variant']}")
-    published = "" if task.published is None else f"{task.published:g} ({task.source})"
     return [
         name,
         f"{compute_iqm(scores):.3g}",
@@ -69,7 +67,6 @@ def _row(group: Mapping[str, Any], task: Task) -> list[str]:
         f"{group['env_steps']:,.0f}",
         f"{group['replay_ratio']:.1f}",
         f"{group['cpu_seconds']:.0f}",
-        published,
         ", ".join(sorted(group["code"])),
     ]
 

@@ -82,9 +82,9 @@ def connect(path: Path, tasks: Mapping[str, Task], *, metric: str = "") -> duckd
         raise InputMissing(f"no results in '{path}'", hint="make some: python tests/benchmarks/learning.py run")
     con = duckdb.connect()
     listed = ", ".join(f"{name}: '{kind}'" for name, kind in COLUMNS.items())
-    cases = " ".join(f"WHEN '{name}' THEN {task.sql}" for name, task in tasks.items())
+    cases = " ".join(f"WHEN '{name}' THEN {task.score}" for name, task in tasks.items())
     score = metric or f"CASE task {cases} END"
-    others = " ".join(f"WHEN '{name}' THEN other_{task.score}" for name, task in tasks.items() if not task.highest)
+    others = " ".join(f"WHEN '{name}' THEN other_{task.score}" for name, task in tasks.items())
     other = "NULL" if metric else f"CASE task {others} END"
     con.execute(
         f"CREATE TABLE results AS SELECT * REPLACE (coalesce(greedy, true) AS greedy), ({score})::DOUBLE AS score, "

@@ -29,17 +29,9 @@ class Task(BaseModel):
     recipe: str
     profile: str = ""
     score: str
-    highest: bool = False
     range: tuple[float, float]
     cpu_seconds: float
-    published: float | None = None
-    source: str = ""
     set: dict[str, Any] = {}
-
-    @property
-    def sql(self) -> str:
-        """The score of a result."""
-        return f"list_max(list_transform(curve, point -> point.{self.score}))" if self.highest else self.score
 
 
 def load_tasks() -> dict[str, Task]:
