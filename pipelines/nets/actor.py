@@ -688,17 +688,24 @@ _BOX: dict[str, Callable[[Box, ActorSettings], Distribution]] = {
     "gaussian-mixture": GaussianMixture,
     "grid": GridChoice,
 }
+_FIXED: dict[type, Callable[[Any, ActorSettings], Distribution]] = {
+    Discrete: Categorical,
+    MultiDiscrete: _Categoricals,
+    MultiBinary: Bernoulli,
+}
 
 
 def make_distribution(space: Space, settings: ActorSettings) -> Distribution:
-    """Make the distribution for an action space; for Box, the one that the settings name."""
-    match space:
-        case Discrete():
-            return Categorical(space, settings)
-        case MultiDiscrete():
-            return _Categoricals(space, settings)
-        case MultiBinary():
-            return Bernoulli(space, settings)
-    if not isinstance(space, Box):
-        raise UsageError(f"{type(space).__name__} is not a supported action space")
-    return _BOX[settings.distribution](space, settings)
+    """Make the distribution for an action space; for Box, the one that the settings name. UsageError if they name one
+    where there is no choice."""
+    if isinstance(space, Box):
+        return _BOX[settings.distribution](space, settings)
+    kind = type(space).__name__
+    if type(space) not in _FIXED:
+        raise UsageError(f"{kind} is not a supported action space")
+    if settings.distribution != ActorSettings().distribution:
+        raise UsageError(
+            f"agent.actor.distribution = '{settings.distribution}' is one of Box actions, and these are {kind}",
+            hint="leave it out",
+        )
+    return _FIXED[type(space)](space, settings)

@@ -434,9 +434,9 @@ class Choices:
         windows = -(-windows // parts) * parts
         reason = f"about {tokens:,} time steps an update"
         if windows * length > tokens:
-            reason = (
-                "what must be remembered is learned from many windows" if least > LEAST_WINDOWS else "no fewer windows"
-            )
+            reason = "windows are long, and fewer would differ too little from each other"
+        if least > LEAST_WINDOWS:
+            reason = "what must be remembered is learned from many windows"
         self.choose("train.batch_size", windows, reason)
 
     def _choose_discounts(self) -> None:

@@ -65,6 +65,13 @@ def test_shapes_and_round_trip(space, settings):
     assert params.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", [name for name, space in SPACES.items() if not isinstance(space, Box)])
+def test_distributions_of_numbers_are_refused_where_actions_are_choices(name):
+    with pytest.raises(UsageError, match="'beta' is one of Box actions") as refused:
+        make_distribution(SPACES[name], ActorSettings(distribution="beta"))
+    assert refused.value.hint == "leave it out"
+
+
 def test_a_floor_is_mixed_in_by_hand():
     probs = torch.tensor([0.7, 0.3, 0.0, 0.0])
     torch.testing.assert_close(Categorical.mix_floor(probs, 0.01), torch.tensor([0.682, 0.298, 0.01, 0.01]))
