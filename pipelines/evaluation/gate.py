@@ -58,6 +58,12 @@ def parse(requirement: str) -> tuple[_Clause, ...]:
     return tuple(clauses)
 
 
+def refuse_unknown(requirement: str, examples: Mapping[str, Any]) -> None:
+    """Raise UsageError if `requirement` names a metric that `examples` lack; their values do not matter."""
+    for clause in parse(requirement):
+        find_value(clause.metric, examples)
+
+
 def check(requirement: str, metrics: Mapping[str, Any]) -> None:
     """Raise RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
     failed = []

@@ -399,8 +399,7 @@ def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -
     examples = {"update": 0, **make_example(spec)}
     if (known := find_reference(env, wanted.reference)) is not None:
         examples |= add_normalized({"metrics": examples}, known)["metrics"]
-    for clause in gate.parse(wanted.require):
-        gate.find_value(clause.metric, examples)
+    gate.refuse_unknown(wanted.require, examples)
     if wanted.mark_best is True:
         gate.find_value(wanted.best_by, examples)
 

@@ -25,7 +25,7 @@ from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, Observation, Opponent, Opponents, OpponentTurn
 from pipelines.envs.seats import MOST_NOISE
 from pipelines.errors import UsageError
-from pipelines.evaluation import elo
+from pipelines.evaluation import elo, gate
 from pipelines.evaluation.runner import play_episodes
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.files.atomic import write_atomically
@@ -89,6 +89,8 @@ def run(
     names = list(players.values())
     if len(names) < 2:
         raise UsageError("a tournament needs two players or more", hint="name others with --opponents")
+    figures: dict[str, Any] = {"elo": 0.0, "elo_ci95": [0.0, 0.0], "score": 0.0, "games": 0}
+    gate.refuse_unknown(wanted.require, {**figures, "players": [{**figures, **_count(np.zeros(1))}] * len(names)})
     folder = to if directory is None else directory.tournaments
     path = None if folder is None else folder / f"{_identify(settings, names)}.json"
     report = None if path is None else _read_stored(path)
@@ -97,13 +99,12 @@ def run(
         report = play(settings, names, listener)
         if path is not None:
             write_atomically(path, json.dumps(report, indent=1))
-    own = report["players"][0]
     result = Result(
         command="evaluate",
         status="skipped" if is_known else "done",
         run=run,
         metrics={
-            **{name: own[name] for name in ("elo", "elo_ci95", "score", "games")},
+            **{name: report["players"][0][name] for name in figures},
             **{name: report[name] for name in ("greedy", "method", "players", "pairings")},
         },
         outputs=[] if path is None else [path],

@@ -146,6 +146,7 @@ def test_a_gate_is_about_the_ratings(trained: Path) -> None:
         (["RUN@12"], {}, "needs two players"),
         (["random"], {"attempts": 3}, "does not use evaluate.attempts"),
         (["random"], {"video": 1}, "does not use evaluate.video"),
+        (["random"], {"require": "return_mean > 0"}, "no metric 'return_mean'"),
         (["learner:q-learning"], {}, "a learner learns by playing"),
     ],
 )
