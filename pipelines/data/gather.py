@@ -8,10 +8,13 @@ more than the copy. A window across several episodes is as many blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from pipelines.config.host import count_cores
 from pipelines.data.batch import Batch, Buffers
 from pipelines.data.histories import Parts
 from pipelines.data.readahead import SMALL_FILE, Readahead, prepare, prepare_file
@@ -26,6 +29,7 @@ from pipelines.lake.schema import RESET, TERMINATED, TRUNCATED
 from pipelines.lake.segment import BlobCache, OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
+SHARED_BYTES = 4 << 20  # decoded by two threads; of less, one is done before the other has begun
 OPEN_FILES = 16_384  # kept mapped, if the process may have twice as many files open
 
 Columns = dict[str, np.ndarray]
@@ -73,6 +77,16 @@ class _Origins:
         return _Origins(self.segment[chosen], self.row0[chosen], self.base[chosen], self.base_row0[chosen])
 
 
+class _FileRange(NamedTuple):
+    """Rows of the file of segment `number`: `length` ones from `begin` on, to those of a batch from `target` on."""
+
+    number: int
+    file: SegmentFile
+    begin: int
+    length: int
+    target: int
+
+
 class SegmentLost(Exception):
     """Segment `number` of the view's live set can no longer be read."""
 
@@ -111,6 +125,7 @@ class Gatherer:
         self._moves = view.moves
         self._wide = {column.name for column in view.schema.columns if column.is_blob}
         self._buffers = Buffers(view.schema.columns, rows)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="decode") if self._wide and count_cores() > 1 else None
         self._readahead = Readahead()
         self._files = OpenSegments(
             view.lake,
@@ -362,13 +377,24 @@ class Gatherer:
             number = int(numbers[range_])
             raise self._make_damage_error(number, opened(number), f"it lacks the column '{names[column]}'")
         copy_rows(found, rows.start, count, [out[name] for name in names], rows.target)
-        for name in self._wide & out.keys():
-            where = numbers.tolist(), rows.start.tolist(), count.tolist(), rows.target.tolist()
-            for number, begin, wanted, target in zip(*where, strict=True):
-                try:
-                    opened(number).copy_rows(name, begin, begin + wanted, out[name][target : target + wanted])
-                except (IntegrityError, FileNotFoundError) as error:
-                    raise self._lost(number, error) from error
+        if wide := self._wide & out.keys():
+            listed = numbers.tolist()
+            where = map(opened, listed), rows.start.tolist(), count.tolist(), rows.target.tolist()
+            self._decode(list(map(_FileRange, listed, *where)), {name: out[name] for name in wide})
+
+    def _decode(self, ranges: Sequence[_FileRange], out: Columns) -> None:
+        """Copy compressed columns. Where they are large, a second thread decodes half of them."""
+        rows = sum(each.length for each in ranges)
+        row_bytes = sum(values.nbytes // max(len(values), 1) for values in out.values())
+        helped, half = None, 0
+        if self._helper is not None and rows * row_bytes > SHARED_BYTES:
+            half = len(ranges) // 2
+            helped = self._helper.submit(_decode_ranges, ranges[:half], out)
+        failures = [_decode_ranges(ranges[half:], out)]
+        if helped is not None:
+            failures.append(helped.result())
+        for number, error in filter(None, failures):
+            raise self._lost(number, error) from error
 
     def _make_damage_error(self, number: int, file: SegmentFile, what: str) -> SegmentLost:
         return self._lost(number, IntegrityError(f"segment '{file.path}' is damaged: {what}"))
@@ -427,6 +453,17 @@ def _widen_ends(
     back = back[is_wide]
     widened = _Rows(some.start - back, np.full_like(some.count, usual), some.target - back)
     return (np.flatnonzero(is_wide), widened), np.flatnonzero(~is_wide)
+
+
+def _decode_ranges(ranges: Sequence[_FileRange], out: Columns) -> tuple[int, Exception] | None:
+    """Copy compressed columns; return the first segment that cannot be read, with the reason."""
+    for number, file, begin, length, target in ranges:
+        try:
+            for name, values in out.items():
+                file.copy_rows(name, begin, begin + length, values[target : target + length])
+        except (IntegrityError, FileNotFoundError) as error:
+            return number, error
+    return None
 
 
 def _flatten(out: Columns) -> Columns:

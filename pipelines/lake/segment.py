@@ -16,6 +16,7 @@ import errno
 import functools
 import itertools
 import mmap
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,22 +44,27 @@ _ROWS_KEY = b"batch_rows"  # in the file's metadata
 
 @dataclass
 class BlobCache:
-    """An LRU cache of decoded batches, `limit_bytes` over all files that share it."""
+    """An LRU cache of decoded batches, `limit_bytes` over all files that share it. Several threads may use it."""
 
     limit_bytes: int = 16 << 20
     _held: OrderedDict[tuple[Path, str, int], np.ndarray] = field(default_factory=OrderedDict)
     _bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: tuple[Path, str, int], decode: Callable[[], np.ndarray]) -> np.ndarray:
         """Look up the batch of `key`, decoding it if it is not cached."""
-        batch = self._held.get(key)
-        if batch is not None:
-            self._held.move_to_end(key)
-            return batch
-        batch = self._held[key] = decode()
-        self._bytes += batch.nbytes
-        while self._bytes > self.limit_bytes and len(self._held) > 1:
-            self._bytes -= self._held.popitem(last=False)[1].nbytes
+        with self._lock:
+            batch = self._held.get(key)
+            if batch is not None:
+                self._held.move_to_end(key)
+                return batch
+        batch = decode()
+        with self._lock:
+            if key not in self._held:  # another thread may have been quicker
+                self._held[key] = batch
+                self._bytes += batch.nbytes
+            while self._bytes > self.limit_bytes and len(self._held) > 1:
+                self._bytes -= self._held.popitem(last=False)[1].nbytes
         return batch
 
 
@@ -74,28 +80,32 @@ class BlobFile:
         self._cache = cache if cache is not None else BlobCache()
         try:
             self.map = map_file(path, scattered=scattered)
-            file = pa.py_buffer(self.map)
-            reader = self._open_reader(file)
+            reader = self._open_reader(None)
             self.batch_rows = int((reader.metadata or {})[_ROWS_KEY])
             same = reader.schema.equals(arrow_schema(columns))
             if not same or reader.num_record_batches != -(-rows // self.batch_rows):
                 raise ValueError("it belongs to another segment")
-            self._columns = {c.name: (c, self._open_reader(file, i)) for i, c in enumerate(columns)}
+            self._columns = {column.name: (place, column) for place, column in enumerate(columns)}
+            self._readers: dict[tuple[int, int], pa.ipc.RecordBatchFileReader] = {}
         except (*UNREADABLE, ZeroDivisionError) as error:
             raise _as_damage(error, path) from error
 
     def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """Copy rows [start, stop) of a column into `out` (stop - start, *shape)."""
-        column, reader = self._columns[name]
         step, get = self.batch_rows, self._cache.get
         for number in range(start // step, -(-stop // step)):
             first = number * step
             a, b = max(start, first), min(stop, first + step)
-            batch = get((self.path, name, number), lambda: self._decode(column, reader, number))  # noqa: B023
+            batch = get((self.path, name, number), lambda: self._decode(name, number))  # noqa: B023
             out[a - start : b - start] = batch[a - first : b - first]
 
-    def _decode(self, column: Column, reader: pa.ipc.RecordBatchFileReader, number: int) -> np.ndarray:
+    def _decode(self, name: str, number: int) -> np.ndarray:
+        place, column = self._columns[name]
+        own = threading.get_ident(), place  # a reader may not be shared by threads
         try:
+            reader = self._readers.get(own)
+            if reader is None:
+                reader = self._readers[own] = self._open_reader([place])
             batch = reader.get_batch(number)
             if batch.num_rows != min(self.batch_rows, self.rows - number * self.batch_rows):
                 raise ValueError(f"batch {number} has {batch.num_rows} rows")
@@ -116,12 +126,11 @@ class BlobFile:
                 arrays = [to_arrow(c, values[c.name][start : start + step]) for c in columns]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    @staticmethod
-    def _open_reader(file: pa.Buffer, column: int | None = None) -> pa.ipc.RecordBatchFileReader:
-        """Open a reader of one column or of all."""
-        wanted = None if column is None else [column]
+    def _open_reader(self, columns: list[int] | None) -> pa.ipc.RecordBatchFileReader:
+        """Open a reader of some columns or of all."""
         # One thread: handing a batch to a pool costs more than decoding it.
-        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted))
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=columns)
+        return pa.ipc.open_file(pa.py_buffer(self.map), options=options)
 
 
 @dataclass

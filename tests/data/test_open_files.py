@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pipelines.data.gather import Gatherer, SegmentLost
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.lake.folders import segment_key
-from pipelines.lake.segment import OpenSegments
+from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.store import Lake
 from tests.lake.factories import MIXED, SCHEMA, fill, live_ids
 
@@ -60,6 +61,49 @@ def test_windows_of_files_that_were_closed_are_the_same(lake: Lake, schema, size
             np.testing.assert_array_equal(found.columns[name], values, err_msg=name)
     assert len(closing._files) <= 2
     assert len(keeping._files) == len(LENGTHS)
+
+
+def shared(view: View, monkeypatch: pytest.MonkeyPatch) -> Gatherer:
+    """A reader whose second thread decodes half of everything."""
+    monkeypatch.setattr(gather, "SHARED_BYTES", 0)
+    monkeypatch.setattr(gather, "count_cores", lambda: 2)
+    return Gatherer(view, 7)
+
+
+@pytest.mark.parametrize("kept", [2, 100])
+def test_two_threads_decode_what_one_does(lake: Lake, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lake, LENGTHS, schema=MIXED, seal_every=1)
+    view = view_of(lake, MIXED)
+    monkeypatch.setattr(gather, "count_cores", lambda: 1)
+    alone = Gatherer(view, 7)
+    monkeypatch.setattr(gather, "OPEN_FILES", kept)
+    helped = shared(view, monkeypatch)
+    for seed in range(20):
+        windows = draw(view, 60, seed)
+        expected, found = alone.gather(*windows), helped.gather(*windows)
+        for name, values in expected.columns.items():
+            np.testing.assert_array_equal(found.columns[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("number", [0, len(LENGTHS) - 1], ids=["the second thread's half", "the other half"])
+def test_either_thread_names_a_file_that_it_cannot_decode(
+    lake: Lake, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(lake, LENGTHS, schema=MIXED, seal_every=1)
+    view = view_of(lake, MIXED)
+    windows = np.arange(len(LENGTHS)), np.zeros(len(LENGTHS), np.int64), np.ones(len(LENGTHS), np.int64)
+    copy_rows, id = SegmentFile.copy_rows, view.segments[number].file
+
+    def refuse(file: SegmentFile, *rows: Any) -> None:
+        if file.path.name == segment_key(id).rpartition("/")[2]:
+            raise IntegrityError("its images are damaged")
+        copy_rows(file, *rows)
+
+    monkeypatch.setattr(SegmentFile, "copy_rows", refuse)
+    for reader in (Gatherer(view, 7), shared(view, monkeypatch)):
+        with pytest.raises(SegmentLost, match="images are damaged") as lost:
+            reader.gather(*windows)
+        assert lost.value.number == number
 
 
 def test_a_file_is_mapped_again_as_it_was_opened(lake: Lake) -> None:
