@@ -165,9 +165,8 @@ class _Cache:
             newest = max(newest, status.st_mtime)
             marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
         now = find_running(path)
-        row = self.get(
-            f"{path.absolute()}\n{metric}", " ".join(marks), lambda: summarize_run(read_run(path), metric=metric)
-        )
+        key = json.dumps([str(path.absolute()), metric])  # text, whatever the locale made of the path
+        row = self.get(key, " ".join(marks), lambda: summarize_run(read_run(path), metric=metric))
         row |= {"run": str(path), "age": max(time.time() - newest, 0.0)}
         if now is None:
             return row

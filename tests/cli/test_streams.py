@@ -90,8 +90,9 @@ def test_a_run_named_in_utf8_is_read_in_any_locale(small: Path, tmp_path: Path) 
     (tmp_path / "small").rename(tmp_path / "größe")
     record = tmp_path / "größe" / "run.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "name": "größe"}, ensure_ascii=False), "utf-8")
-    done = shell("amago lake lineage gr*", tmp_path, **ASCII)
-    assert (done.returncode, done.stderr) == (0, "")
+    for command in ("lake lineage", "lake info", "runs"):
+        done = shell(f"amago {command} gr*", tmp_path, **ASCII)
+        assert (done.returncode, done.stderr) == (0, ""), command
 
 
 def test_what_an_environment_prints_is_not_in_the_result(tmp_path: Path) -> None:

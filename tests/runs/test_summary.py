@@ -70,6 +70,12 @@ def test_a_damaged_cache_is_replaced(tmp_path: Path, damage: bytes) -> None:
     assert file.read_bytes().startswith(b"SQLite format 3")
 
 
+def test_a_run_whose_name_the_locale_hides_is_cached(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "r\udcc3\udcb6", scores={10: 0.75})
+    for _ in range(2):
+        assert summarize_runs([path])[0]["score"] == 0.75
+
+
 def test_without_a_place_for_the_cache_runs_are_listed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

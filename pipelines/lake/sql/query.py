@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import mmap
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -75,7 +76,12 @@ class IndexDamaged(IntegrityError):
 def connect(
     path: str = ":memory:", *, config: Mapping[str, Any] = CONFINED, read_only: bool = False
 ) -> duckdb.DuckDBPyConnection:
-    """Open a database that prints nothing: where Python is interactive, DuckDB would draw its progress on stdout."""
+    """Open a database that prints nothing: where Python is interactive, DuckDB would draw its progress on stdout.
+    UsageError if its path is not in UTF-8."""
+    try:
+        path = os.fsencode(path).decode()  # whatever the locale made of it
+    except UnicodeDecodeError as error:
+        raise UsageError(f"DuckDB cannot open '{path}', whose name is not UTF-8", hint="rename it") from error
     connection = duckdb.connect(path, read_only=read_only, config=dict(config))
     with contextlib.suppress(duckdb.Error):  # another thread has locked the settings
         connection.execute("set enable_progress_bar = false")

@@ -16,6 +16,7 @@ from pipelines.events import Notice
 from pipelines.lake import segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as queries
+from pipelines.lake.sql.query import connect
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, damage, derive, fill
@@ -130,6 +131,13 @@ def test_a_user_s_query_meets_its_limits(lake: Lake, limits: QueryLimits, sql: s
         catalog.query(lake, sql, limits=limits)
     assert catalog.query(lake, COUNT, limits=QueryLimits())[1] == [(1,)]
     assert [path.name for path in lake.path.iterdir() if "duckdb" in path.name] == ["index.duckdb"]
+
+
+def test_a_path_that_is_not_utf8_is_refused_and_one_that_the_locale_hides_is_not(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        connect(str(tmp_path / "\udcff.duckdb"))
+    connect(str(tmp_path / "\udcc3\udca4.duckdb")).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["ä.duckdb"]
 
 
 def test_limits_are_checked() -> None:
