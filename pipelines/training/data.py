@@ -64,7 +64,7 @@ class TrainingData:
         self._is_near = all(isinstance(lake.storage, LocalStorage) for lake, _ in lakes)
 
     def restore(self, checkpoint: Checkpoint, arrays: Mapping[str, torch.Tensor]) -> None:
-        """Draw as the sampler of `checkpoint` would have gone on; `arrays`: what it had learnt."""
+        """Continue where the sampler of `checkpoint` was; `arrays`: what it had learned."""
         data = checkpoint.record.get("data")
         if data is not None:
             with checkpoint.understood():

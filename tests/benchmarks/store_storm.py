@@ -101,7 +101,7 @@ class Storm:
         return subprocess.Popen([sys.executable, *map(str, words)])
 
     def calm(self) -> None:
-        """Let the server fail no more, at the same address: a host's directory for a lake depends on it."""
+        """Stop the failures. The address stays, as a host's directory for a lake depends on it."""
         self._proxy.kill()
         self._proxy.wait()
         self._proxy = self._start_proxy("--share", 0)

@@ -109,7 +109,7 @@ def state_goes_on_with_tasks_not_met_before(name, *, num_envs=6, **options):
 
 
 def every_attempt_is_told(name, *, num_envs=2, steps=200, **options):
-    """An episode that ends has told of as many attempts as the spec says."""
+    """Require as many ended attempts of each episode as the spec says."""
     env = make(name, num_envs=num_envs, seed=0, **options)
     if not env.spec.has_success:
         return

@@ -42,7 +42,7 @@ def derive(chain, trajectories, copies=0):
 
 
 def applied(derived, trajectories):
-    """Each derived trajectory whole."""
+    """Yield the columns of each derived trajectory, with those that it shares with its base."""
     for number, place in enumerate(derived.place.tolist()):
         first, rows, offset = derived.first[number], derived.rows[number], derived.offset[number]
         whole = {n: column[offset : offset + rows].copy() for n, column in trajectories[place].columns.items()}

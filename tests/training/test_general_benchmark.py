@@ -32,9 +32,6 @@ def row(name="walk", agent="ppo", seed=1, *, sampled=0.0, greedy=0.0, seconds=30
     return {"task": name, "agent": agent, "seed": seed, "sampled": sampled, "greedy": greedy, **facts}
 
 
-# The table
-
-
 def test_table_covers_every_kind_and_random_play_is_worse_than_the_best():
     kinds = {each.kind for each in TASKS.values()}
     assert kinds >= {"classic control", "box2d", "mujoco", "dm_control", "grid", "memory", "gymnax", "meta", "pixels"}
@@ -132,9 +129,6 @@ def test_every_actor_plays_as_many_episodes_however_long_they_are():
     assert found.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-# Aggregates
-
-
 def test_scores_are_scaled_between_random_and_best():
     assert task().normalize(-10) == 0
     assert task().normalize(40) == 0.5
@@ -167,9 +161,6 @@ def test_aggregates_equal_those_of_rliable():
     np.testing.assert_allclose([low, high], intervals["a"], atol=0.06)
     _, bounds = library.get_interval_estimates({"a": scores}, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=2000)
     np.testing.assert_allclose(bootstrap_ci_of_iqm(strata), bounds["a"][:, 0], atol=0.05)
-
-
-# Results
 
 
 def test_results_are_appended_whole_after_a_line_that_was_cut_short(tmp_path):

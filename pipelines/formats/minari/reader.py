@@ -287,7 +287,8 @@ def find_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
 def find_data(place: str) -> Path:
     """Find the folder with `metadata.json` of a dataset given by its folder or its id.
 
-    An id is looked for where minari keeps datasets, and fetched by minari if it is not there. InputMissing.
+    An id is looked for where minari keeps datasets, and fetched by minari if it is not there. InputMissing if it
+    cannot be.
     """
     path = Path(place)
     for folder in (path / "data", path):
