@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pipelines.envs.make import make
@@ -33,3 +34,14 @@ def test_recording_and_comparing_report_every_step(monkeypatch: pytest.MonkeyPat
     parity.compare(recording, lambda *given: answer, listener=heard.append)
     found = [(event.stage, event.done, event.total) for event in heard if isinstance(event, Progress)]
     assert found == [(f"export: {stage}", step, 20) for stage in ("recording", "comparing") for step in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("largest", "difference", "holds"), [(1, 9e-5, True), (1, 2e-4, False), (190, 1.1e-3, True), (190, 3e-3, False)]
+)
+def test_large_parameters_may_differ_by_as_many_roundings(largest: float, difference: float, holds: bool) -> None:
+    parameters = np.array([[[0, largest]]], np.float32)
+    recording = {name: np.zeros((1, 1)) for name in ("action", "reward", "noise", "greedy", "sampled")}
+    recording |= {"reset": np.ones((1, 1), bool), "parameters": parameters}
+    answer = {"parameters": parameters[0] + np.float32(difference), "greedy": np.zeros(1), "sampled": np.zeros(1)}
+    assert parity.compare(recording, lambda *given: answer).holds == holds
