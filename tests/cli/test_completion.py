@@ -51,7 +51,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("amago collect --env tma", {"tmaze"}),
         ("amago collect --env gym:CartPole", {"gym:CartPole-v0", "gym:CartPole-v1"}),
         ("amago envs procgen-m", {"procgen-multi"}),
-        ("amago evaluate ", {"runs/cart", "zoo:cartpole", "zoo:quickstart", "zoo:tmaze"}),
+        ("amago evaluate ", {"runs/cart", "zoo:alchemy", "zoo:cartpole", "zoo:quickstart", "zoo:tmaze"}),
         ("amago evaluate ru", {"runs/cart"}),
         ("amago verify zoo:t", {"zoo:tmaze"}),
         ("amago lake info runs/", {"runs/cart"}),
