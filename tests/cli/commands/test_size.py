@@ -85,7 +85,7 @@ def test_network_settings_of_the_user_are_kept(amago: Amago, lake: str) -> None:
     assert network(amago, "train", "--from-lake", lake, *wide) == ("", 256, 1e-4)
     assert network(amago, "train", "--from-lake", lake, "--size", "base") == ("base", 256, 1e-4)
     assert network(amago, "train", "--from-lake", lake, "-c", "quickstart")[:2] == ("", 64)
-    assert network(amago, "train", "--from-lake", lake, "-c", "popgym-multi")[:2] == ("base", 256)
+    assert network(amago, "train", "--from-lake", lake, "-c", "mazerunner")[:2] == ("base", 256)
     Path("mine.toml").write_text('size = "small"')
     assert network(amago, "train", "--from-lake", lake, "-c", "mine.toml") == ("small", 128, 5e-4)
 
