@@ -162,7 +162,7 @@ class EnvFacts:
     `one_by_one`: actors are stepped one after another. `action_repeat`: how often an action is played in a step.
     `step_change` (a share of the spread of what is observed) and `inertia` (a correlation): how far a step moves it,
     and whether movement goes on; 0: not known. `shows_state`: an observation of one task and the action predict what is
-    observed next and the reward, and the steps before add little.
+    observed next and the reward, and the steps before add little (None: not known).
     `step_seconds`: CPU seconds of a step of one actor, resets included.
     """
 
@@ -197,7 +197,7 @@ class EnvFacts:
     action_repeat: int = 1
     step_change: float = 0.0
     inertia: float = 0.0
-    shows_state: bool = False
+    shows_state: bool | None = None
     step_seconds: float = 0.0
     has_gpu: bool = False
 
@@ -420,7 +420,7 @@ class Choices:
             tokens = TOKENS_OF_BOX
         elif facts.has_text:
             context, reason = CONTEXT_OF_TEXT, "a text shows part of the state; episodes are long"
-        elif not facts.shows_state:
+        elif facts.shows_state is False:
             context, reason = CONTEXT_OF_HIDDEN, "an observation does not show the state: what does may lie far back"
         else:
             context, reason = CONTEXT, "episodes are long, and short windows make quick updates"

@@ -110,8 +110,9 @@ def measure_env(
         action_repeat=env.params.get("action_repeat") or 1,
         step_change=round_digits(probe.motion.step_change),
         inertia=round_digits(probe.motion.inertia),
-        shows_state=len({episode.task for episode in seen.episodes.values()}) <= 1
-        and probe.transitions.show_state(rewards_are_known=probe.goal_reward is not None),
+        shows_state=None
+        if len({episode.task for episode in seen.episodes.values()}) > 1
+        else probe.transitions.show_state(rewards_are_known=probe.goal_reward is not None),
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
@@ -359,22 +360,23 @@ class _Transitions:
             features = to_features(torch.as_tensor(np.array(action)), self._action).numpy().reshape(len(time), -1)
             self._rounds.append((rows.copy(), features, np.array(reward, dtype=np.float64), np.array(time)))
 
-    def show_state(self, *, rewards_are_known: bool) -> bool:
-        """Check whether an observation and the action predict the next observation and the reward.
+    def show_state(self, *, rewards_are_known: bool) -> bool | None:
+        """Check whether an observation and the action predict the next observation and the reward; None if too little
+        was seen.
 
         They must explain most of the variance for actors that the models were not fitted to, and two more steps must
         not halve the errors. Rewards of a few actors cannot be compared, and say nothing; `rewards_are_known` to depend
         on what is observed need no model.
         """
         if not self._rounds or (size := self._rounds[0][0].shape[1]) > _MODEL_SIZE:
-            return False
+            return None
         seen, action, reward, time = (np.stack(each) for each in zip(*self._rounds, strict=True))
         seen, reward = self._standardize(seen), self._standardize(reward[..., None])
         held_out = np.broadcast_to(np.arange(seen.shape[1]) % 4 == 0, time[3:].shape)
         follows = time[3:] >= 3
         held_out = held_out[follows]
         if min(np.count_nonzero(held_out), np.count_nonzero(~held_out)) < _MODEL_LEAST:
-            return False
+            return None
 
         def before(steps: int) -> np.ndarray:
             """Return observation, action and reward of so many steps before the present one."""
@@ -387,7 +389,7 @@ class _Transitions:
         change = after - present[:, :size]
         moving = change.std(axis=0) > 0
         if not moving.any():
-            return False
+            return None
         change = change[:, moving]
         error, error_by_past = (_fit(each, change, held_out) for each in (present, past))
         # Of random numbers, new ones in every step, the change is half known: a high one falls.
