@@ -124,6 +124,7 @@ def draw_games(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], pat
     }
     mark = {"type": "point", "filled": True, "opacity": 0.9}
     spec = {"data": {"values": found}, "mark": mark, "encoding": encoding, "width": 460, "height": {"step": 19}}
+    spec["padding"] = {"left": 20, "top": 5, "right": 30, "bottom": 5}  # a browser's letters are wider
     return draw_spec(path, add_title(spec, "", LIGHT))
 
 
