@@ -219,7 +219,7 @@ class EnvFacts:
         return self.length_max if self.is_fixed else max(2 * self.length_max, 1)
 
     @property
-    def remembered(self) -> int:
+    def memory_limit(self) -> int:
         """The longest episode that is remembered whole, where a task is attempted once in it."""
         return WHOLE_GAME if self.forgets_actions else WHOLE_EPISODE
 
@@ -408,9 +408,9 @@ class Choices:
         elif facts.has_images:
             context = min(CONTEXT_OF_IMAGES, horizon or CONTEXT_OF_IMAGES)
             reason = "an image shows much of the state, and many short windows differ more from each other"
-        elif horizon is not None and horizon <= facts.remembered:
+        elif horizon is not None and horizon <= facts.memory_limit:
             context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
-        elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
+        elif facts.is_fixed and facts.length_max <= facts.memory_limit:
             context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
         elif horizon is None and facts.length_max <= WHOLE_EPISODE:
             context = UNKNOWN_EPISODE
@@ -437,7 +437,7 @@ class Choices:
         parts = self.find("train.ranks", 1) * self.find("train.grad_accumulation", 1)
         windows = -(-windows // parts) * parts
         reason = f"about {tokens:,} time steps an update"
-        if windows * length > tokens:
+        if tokens // length < least:
             reason = "windows are long, and fewer would differ too little from each other"
         if least > LEAST_WINDOWS:
             reason = "what must be remembered is learned from many windows"
@@ -507,7 +507,7 @@ class Choices:
         # 3.45. Two attempts of cheetah-dir were not learned in 150 seconds, by either.
         if is_transformer and not self._is_density and self.find("train.sharding", "none") == "none":
             self.choose("train.optimizer", "muon", "what is to be remembered is found in fewer updates")
-        if facts.num_attempts == 1 and (facts.horizon or math.inf) > facts.remembered:
+        if facts.num_attempts == 1 and (facts.horizon or math.inf) > facts.memory_limit:
             return
         if any(row.setting == "agent.trace" for row in self.rows):
             self.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")

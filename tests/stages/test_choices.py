@@ -357,6 +357,8 @@ def test_a_batch_can_be_shared_among_ranks() -> None:
         (replace(QUIZ, horizon=1_025), "train.context_length", 32),
         (replace(QUIZ, horizon=400, rewards_at_once=False), "train.context_length", 400),  # a bandit
         (replace(QUIZ, horizon=400, rewards_at_once=False), "agent.acting_gamma", 0.9975),
+        (replace(QUIZ, horizon=None, length_min=300, length_max=300), "train.context_length", 300),
+        (replace(CARTPOLE, length_min=6, length_max=6), "train.context_length", 6),  # though 500 are possible
         (replace(CARTPOLE, horizon=50), "agent.sequence.position", "rope"),
         (CARTPOLE, "agent.acting_gamma", 0.998),
         (CARTPOLE, "exploration.persistence", 8.0),
