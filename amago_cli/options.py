@@ -72,6 +72,16 @@ Environment = Annotated[
     Sets("env.name"),
 ]
 
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="SOURCE",
+        help="Import a dataset: a file or folder, d4rl:NAME, minari:ID, hf://ORG/NAME, or module:attr.",
+    ),
+    Sets("source.name"),
+]
+
 
 HOST = "127.0.0.1"  # servers answer this machine only, unless somebody says otherwise
 

@@ -29,16 +29,16 @@ import numpy as np
 
 from benchmarks.general_parts.own import list_assignments
 from benchmarks.general_parts.runs import ONE_THREAD, append, read
+from benchmarks.section import Section
 from pipelines.envs.make import make
 from pipelines.evaluation.statistics import bootstrap_ci_of_strata
-from pipelines.files.atomic import write_atomically
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.report.charts import Lines, Series
 from pipelines.runs.evaluations import read_evaluations
 from tests.benchmarks.learning_parts.machine import ROOT, code
 
 RESULTS, METHODS = ROOT / "docs/histories.jsonl", Path(__file__).with_suffix(".toml")
-BEGIN, END = "<!-- histories: written by benchmarks/histories.py book -->", "<!-- end of histories -->"
+SECTION = Section("histories", "benchmarks/histories.py book")
 ATTEMPTS, EPISODES = 30, 100
 _SHOWN = (1, 10, 20, 30)  # attempts in the table
 _ROOM = {"attempts": 1}
@@ -167,9 +167,7 @@ def main() -> int:
     if options.command == "run":
         return 1 if run(options) else 0
     rows = read(options.source)
-    before, rest = options.to.read_text(encoding="utf-8").split(BEGIN)
-    text = f"{before}{BEGIN}\n{make_table(rows)}\n{END}{rest.split(END)[1]}"
-    write_atomically(options.to, text)
+    SECTION.write(options.to, make_table(rows))
     draw(rows, options.plot)
     return 0
 

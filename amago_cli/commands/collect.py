@@ -12,6 +12,7 @@ from amago_cli.options import (
     OPPONENTS,
     Collectors,
     Common,
+    Dataset,
     EngineOption,
     Environment,
     EnvTimeout,
@@ -29,15 +30,7 @@ from amago_cli.quantities import parse_count
 def collect(
     common: Common,
     env: Environment = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="SOURCE",
-            help="Import a dataset: a file or folder, d4rl:NAME, minari:ID, hf://ORG/NAME, or module:attr.",
-        ),
-        Sets("source.name"),
-    ] = None,
+    source: Dataset = None,
     run: RunOption = None,
     lake: Annotated[
         str | None,

@@ -11,6 +11,7 @@ import typer
 from amago_cli.options import (
     Collectors,
     Common,
+    Dataset,
     EngineOption,
     Environment,
     EnvTimeout,
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from amago_cli.render.output import Document
     from pipelines.stages.make_recipe import Begun
 
+_BUDGET = ("minutes", "steps")
+
 
 @stage
 def run(
     common: Common,
     recipe: OptionalRecipe = None,
     env: Environment = None,
+    source: Dataset = None,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -55,8 +59,9 @@ def run(
             "--steps",
             metavar="N",
             parser=parse_count,
-            help="Where settings are chosen: environment steps to use, instead of minutes.",
+            help="Where settings are chosen: environment steps to use, instead of minutes; with --from, beside them.",
         ),
+        Sets("steps"),
     ] = None,
     run: RunOption = None,
     profile: Profile = None,
@@ -84,9 +89,14 @@ def run(
     runs/ENV, which resumes and repeats as any other. A recipe without stages is completed in the same way, for the
     minutes that it names.
 
+    `amago run --from SOURCE`: measures a dataset instead, and learns from it alone. With --env ENV the policy is
+    evaluated there, and the best checkpoint chosen.
+
     Example: amago run quickstart
 
     Example: amago run --env gym:CartPole-v1 --minutes 2
+
+    Example: amago run --from hopper.hdf5 --env gym:Hopper-v5 --minutes 10
     """
     from amago_cli.configuration import Request, describe_device, preview, read_plan
     from amago_cli.ranks import plan_launch
@@ -103,12 +113,14 @@ def run(
     run = run or name_default_run(f"{name}-{chosen}" if chosen else name)
     if "stages" not in request.document():
         return _plan(common, request, run, minutes, steps, name=name, fresh=fresh)
-    if "minutes" in request.keys or steps is not None:
-        option = "--minutes" if "minutes" in request.keys else "--steps"
+    if option := next((f"--{key}" for key in _BUDGET if key in request.keys), ""):
         hint = f"leave {option} out, or give --env ENV instead of the recipe"
         raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
+    if source and not any(stage.stage == "ingest" for stage in settings.stages):
+        hint = "leave --from out, or give --env ENV instead of the recipe"
+        raise UsageError(f"--from: recipe '{recipe}' imports no dataset", hint=hint)
     if common.dry_run:
         settings = request.fit(run)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
@@ -151,18 +163,20 @@ def _plan(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.events import Notice
-    from pipelines.stages.library import name_default_run
-    from pipelines.stages.make_recipe import begin, make_budget
+    from pipelines.stages.library import label_source, name_default_run
+    from pipelines.stages.make_recipe import begin, find_budget, make_budget
 
-    make_budget(minutes, steps)  # refuses both at once, and numbers that are not positive
+    env, source = request.environment(), request.source_name({})
+    make_budget(minutes, steps, has_data=bool(source))  # refuses both at once, and numbers that are not positive
     settings = request.settings()  # report configuration errors before anything is printed
-    if not (env := request.environment()):
-        hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
+    if not (env or source):
+        hint = "give RECIPE (`amago examples` lists them), --env ENV (`amago envs` lists them), or --from DATASET"
         what = f"recipe '{name}' names no environment" if name else "neither a recipe nor an environment is named"
         raise UsageError(what, hint=hint)
-    run = run or name_default_run(env)
+    run = run or name_default_run(label_source(source) if source else env)
     common.concerns(run=run, lake=run / "lake")
-    budget = make_budget(settings.minutes if steps is None or "minutes" in request.keys else None, steps)
+    typed = {key: getattr(settings, key) if key in request.keys else None for key in _BUDGET}
+    budget = find_budget(settings, **typed)
     if not common.dry_run and (launch := plan_launch(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:

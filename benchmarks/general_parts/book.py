@@ -12,12 +12,12 @@ import numpy as np
 from benchmarks.general_parts import runs
 from benchmarks.general_parts.scores import performance_profile
 from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
+from benchmarks.section import Section
 from pipelines.evaluation.statistics import balance, bootstrap_ci_of_iqm, compute_iqm
-from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import LIGHT, Lines, Series, add_title
 from pipelines.report.charts import draw as draw_spec
 
-BEGIN, END = "<!-- general: written by benchmarks/general.py book -->", "<!-- end of general -->"
+SECTION = Section("general", "benchmarks/general.py book")
 BEST_PEER = "best peer"
 # How an agent is scored: as its users play it. Greedy play of an agent with a stochastic policy hides what it has
 # learned where actions are nearly tied; that of DQN and SAC is what their papers report.
@@ -184,10 +184,7 @@ def write(source: Path, target: Path, plot: Path) -> dict[str, Any]:
     CPU seconds of the most runs.
     """
     rows, tasks, games_plot = runs.read(source), load_tasks(), plot.with_name(f"popgym{plot.suffix}")
-    before, rest = target.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    text = section(rows, tasks, plot.name, games_plot.name)
-    write_atomically(target, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    SECTION.write(target, section(rows, tasks, plot.name, games_plot.name))
     games = [row for row in rows if is_game(row, tasks)]
     if others := [row for row in rows if not is_game(row, tasks)]:
         [(seconds, _)] = Counter(row["seconds"] for row in others).most_common(1)

@@ -723,8 +723,11 @@ class Settings(SettingsModel):
     epochs: Annotated[int, TARGET] = Field(1, ge=1)
     """Rounds of a chain."""
     minutes: float | None = Field(None, gt=0)
-    """Budget of a recipe without stages, in minutes of this machine, unless `--steps` gives one: the other settings
-    are chosen for it. Nothing else reads it. Not set: 5."""
+    """Budget of a recipe without stages, in minutes of this machine: the other settings are chosen for it. Nothing else
+    reads it. Not set: 5, unless `steps` is."""
+    steps: int | None = Field(None, ge=1)
+    """The same in environment steps, instead of minutes; with a `source`, those that are taken after half of the
+    minutes (not set: none)."""
     report: bool = True
     """Whether `amago run` keeps a page about the run, `report.html` in its directory, up to date."""
     env: EnvSettings = EnvSettings()

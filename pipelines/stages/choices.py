@@ -88,6 +88,11 @@ TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
 # search, which chance helps: point-robot, one seed, had .49 .84 .99 by attempt instead of .66 .81 1.00.
 ENTROPY_WEIGHT = 0.1
 N_STEP = 3
+# Of a dataset.
+DATA_HORIZON = 100
+DATA_LAKE = "{run}/offline"
+EPOCHS_BEFORE_PLAY = 20  # and as many with it
+IMITATION_WEIGHT = 0.3
 # Points in each dimension by the number of dimensions of Box actions. The same updates learn much more from the values
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
 GRID_POINTS, LEAST_GRID_POINTS = {1: 5, 2: 3}, 2
@@ -134,7 +139,8 @@ LONG_EPISODE = 1_000  # beyond it, the limit of an episode says little about its
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a run may use: minutes of this machine, or environment steps; exactly one of them is set."""
+    """What a run may use: minutes of this machine, or environment steps. Exactly one of them is set, except for a run
+    that learns from a dataset: minutes, and the environment steps that it takes after that (None: none)."""
 
     minutes: float | None = None
     steps: int | None = None
@@ -142,7 +148,8 @@ class Budget:
     @property
     def text(self) -> str:
         """The budget as the option that gives it."""
-        return f"--minutes {self.minutes:g}" if self.minutes is not None else f"--steps {self.steps}"
+        given = {"--minutes": self.minutes and f"{self.minutes:g}", "--steps": self.steps}
+        return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +260,18 @@ class EnvFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What was found in a dataset that is to be learned from, or in its beginning, unless `is_whole`: numbers of
+    `trajectories` and `steps`; the mean of their returns, and that of their best tenth, `return_high`."""
+
+    trajectories: int
+    steps: int
+    is_whole: bool
+    return_mean: float
+    return_high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rates:
     """What the chosen agent costs: seconds of an update, and of an environment step while it acts with the chosen
     actors. `in_cpu_seconds`: they are CPU seconds of one process in which all of the work happens."""
@@ -275,11 +294,13 @@ class Choice:
 @dataclass
 class Choices:
     """The table for an environment and a budget, row by row; `given` is the document of the settings that the user
-    gives."""
+    gives. `data`: what is known of the dataset that the run is to learn from, in place of what it would collect; then
+    `facts` may be of no environment, but of what the dataset shows."""
 
     given: Mapping[str, Any]
     facts: EnvFacts
     budget: Budget
+    data: DataFacts | None = None
     rows: list[Choice] = field(default_factory=list)
 
     def find(self, setting: str, otherwise: Any = None) -> Any:
@@ -336,7 +357,8 @@ class Choices:
         self._choose_targets()
         self._choose_inputs()
         self._choose_hindsight()
-        self._choose_actors()
+        if self._plays:
+            self._choose_actors()
 
     def _choose_hindsight(self) -> None:
         if not self.facts.has_goals:
@@ -356,13 +378,20 @@ class Choices:
                 self.choose(f"train.relabel.goal.{name}", value, "what compute_reward of the environment says")
 
     @property
+    def _plays(self) -> bool:
+        """Whether the run collects steps to learn from."""
+        return self.data is None or self.budget.steps is not None
+
+    @property
     def _uses_grid(self) -> bool:
         """Whether continuous actions are chosen from a grid: where it has few points, or the user wants it."""
         facts = self.facts
         given = self.find("agent.actor.distribution")
         if not facts.is_box or given is not None:
             return facts.is_box and given == "grid"
-        return facts.action_size in GRID_POINTS and self._has_tables
+        return (
+            facts.action_size in GRID_POINTS and self._has_tables and self.data is None
+        )  # was recorded between points
 
     @property
     def _is_density(self) -> bool:
@@ -384,7 +413,7 @@ class Choices:
         """Whether a density of continuous actions is to maximise values in long episodes of one attempt that time alone
         ends."""
         facts, agent_type = self.facts, self._agent_type
-        is_timed = facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.num_attempts == 1
+        is_timed = facts.is_fixed and facts.longest > WHOLE_EPISODE and facts.num_attempts == 1 and self.data is None
         return self._is_density and is_timed and agent_type.critic == "scalar" and agent_type.actor_weight > 0
 
     def _choose_network(self) -> None:
@@ -397,7 +426,8 @@ class Choices:
             reason = "no GPU and little time: a larger network would make too few updates"
             reason = "no GPU, and much time" if size != "tiny" else reason
         self.choose("size", size, reason)
-        self.choose("agent.kind", "actor-critic", "learns fastest while it collects")
+        reason = "learns fastest while it collects" if self.data is None else "learns which recorded actions were good"
+        self.choose("agent.kind", "actor-critic", reason)
 
     def _choose_memory(self) -> None:
         facts = self.facts
@@ -457,6 +487,12 @@ class Choices:
             self.choose("agent.gammas", [], "values of that discount alone: more updates in the same time")
             return
         length = self.facts.longest
+        if self.data is not None:
+            horizon = min(max(length, LEAST_HORIZON), DATA_HORIZON)
+            reason = f"looks {horizon:,} steps ahead: farther, values of actions that nobody took would add up"
+            self.choose("agent.acting_gamma", round_digits(1 - 1 / horizon, 4), reason)
+            self.choose("agent.gammas", [], "values of that discount alone: more updates in the same time")
+            return
         horizon = min(max(length, LEAST_HORIZON), MOST_HORIZON)
         reason = f"looks {horizon:,} steps ahead: an episode takes up to {length:,}"
         self.choose("agent.acting_gamma", round_digits(1 - 1 / horizon, 4), reason)
@@ -473,7 +509,9 @@ class Choices:
             self.choose("agent.actor.distribution", "grid", reason)
             number = f"{points**facts.action_size:,} actions"
             self.choose("agent.actor.grid_points", points, f"{number}: as many values in each of {facts.action_size}")
-        if (facts.action == "Discrete" or is_on_grid) and self._has_tables:
+        if self.data is not None:
+            self._choose_imitation()
+        elif (facts.action == "Discrete" or is_on_grid) and self._has_tables:
             if not facts.rewards_at_once:
                 reason = "rewards reach earlier steps, except past actions that the policy avoids"
                 self.choose("agent.trace", "retrace", reason)
@@ -523,6 +561,15 @@ class Choices:
             loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
             self.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
 
+    def _choose_imitation(self) -> None:
+        """Choose what a policy that learns from a dataset follows beside its critics."""
+        if self._agent_type.critic is None:
+            return
+        self.choose("agent.n_step", N_STEP, "short returns before the value: rewards reach earlier steps sooner")
+        if self._agent_type.actor_weight > 0:
+            reason = "imitates recorded actions that were better than usual: values of others are guesses"
+            self.choose("agent.bc_weight", IMITATION_WEIGHT, reason)
+
     def _find_sequence(self) -> Any:
         """Find the kind of sequence encoder that is given or chosen."""
         chosen = next((row.value for row in self.rows if row.setting == "agent.sequence.kind"), "transformer")
@@ -570,15 +617,15 @@ class Choices:
         `rates` is needed for a budget of time, of which `spent` seconds have passed.
         """
         budget = self.budget
+        if self.data is not None:
+            assert rates is not None
+            return self._choose_data_schedule(rates, spent)
         actors, tokens, first = self._count_units()
         if budget.steps is not None:
             plan = self._plan_steps(self._count_actions(budget.steps), tokens=tokens, actors=actors, first=first)
         else:
             assert rates is not None
-            assert budget.minutes is not None
-            seconds = 60 * budget.minutes
-            left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
-            plan = self._plan_time(rates, left, tokens=tokens, actors=actors, first=first)
+            plan = self._plan_time(rates, self._find_time(spent), tokens=tokens, actors=actors, first=first)
         self.choose("epochs", plan.epochs, plan.why_epochs)
         self.choose("collect.steps", plan.collect, plan.why_collect)
         self.choose("train.steps", plan.train, plan.why_train)
@@ -589,9 +636,67 @@ class Choices:
         has_bonus = any(row.setting == "agent.entropy_weight" and row.value not in (0, "auto") for row in self.rows)
         if has_bonus and self.facts.num_attempts == 1:
             self.choose("train.entropy_decay_steps", updates, "the policy closes where critics agree")
-        self._choose_evaluation(plan)
+        self._choose_evaluation(plan.final_episodes)
         self.choose("stages", plan.list_stages(), plan.why_stages)
         return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
+
+    def _find_time(self, spent: float) -> float:
+        """Find the seconds that are left for the run after `spent`."""
+        assert self.budget.minutes is not None
+        seconds = 60 * self.budget.minutes
+        return max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
+
+    def _choose_data_schedule(self, rates: Rates, spent: float) -> float:
+        """Choose epochs, updates and evaluations of a run that learns from a dataset, and what is a share of them, as
+        `choose_schedule` does."""
+        assert self.data is not None
+        seconds, update = self._find_time(spent), OVERHEAD * rates.update_seconds
+        episode = rates.collect_seconds * self.facts.typical
+        number = final = episodes = 0
+        if episode:
+            number, episodes, final = _count_evaluations(seconds, episode)
+        other = number * episodes * episode + 1.25 * final * episode
+        epochs = max(number, LEAST_EPOCHS)
+        if self._plays:
+            actors = self._count_units()[0]
+            steps = self._count_actions(self.budget.steps or 0)
+            other += OVERHEAD * rates.collect_seconds * steps
+            first = min(EPOCHS_BEFORE_PLAY, max(steps // actors, 1))
+            epochs = 2 * first
+        epochs = self.choose("epochs", self.find("epochs") or epochs, "fill the time")
+        left = max(seconds - other - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
+        reason = f"{1 / rates.update_seconds:,.2g} updates a second, {left / seconds:.0%} of the time"
+        train = self.choose("train.steps", _round_down(left / epochs / update), reason)
+        updates = epochs * train
+        stages: list[dict[str, Any]] = [{"stage": "ingest", "stop_epoch": 1}, {"stage": "train"}]
+        if self._plays:
+            stages = self._list_stages_of_play(epochs)
+            collect = max(steps // max(epochs - epochs // 2, 1), 1)
+            self.choose("collect.steps", collect, f"{steps:,} steps in all, once half of the updates are made")
+            self._choose_exploration(steps, actors)
+        self._choose_learning_shares(updates)
+        self.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
+        reason = "there is no environment to evaluate in"
+        if number:
+            self._choose_evaluation(final)
+            every = max(math.ceil(epochs / number), 1)
+            stages += _list_evaluations(every, episodes)
+            reason = f"{math.ceil(epochs / every)} evaluations of {episodes} episodes choose the best checkpoint"
+        times = updates * self._count_tokens() / self.data.steps
+        self.choose("stages", stages, f"a recorded step is learned from {times:.2g} times; {reason}")
+        return spent + CLOSING_SECONDS + updates * update + epochs * EPOCH_OVERHEAD + other
+
+    def _list_stages_of_play(self, epochs: int) -> list[dict[str, Any]]:
+        """List the stages of a run that learns from a dataset in the first half of its epochs, and plays in the other:
+        half of each batch is then of what it has played (Ball et al. 2023, arXiv 2302.02948)."""
+        lake = self.choose("source.lake", DATA_LAKE, "apart from what the run plays, which is drawn as often")
+        start = epochs // 2
+        return [
+            {"stage": "ingest", "stop_epoch": 1},
+            {"stage": "train", "stop_epoch": start, "lakes": [lake]},
+            {"stage": "collect", "start_epoch": start},
+            {"stage": "train", "start_epoch": start, "lakes": [f"{lake}:0.5", "{run}/lake:0.5"]},
+        ]
 
     def choose_amounts(self) -> None:
         """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps:
@@ -603,7 +708,7 @@ class Choices:
         updates = plan.first_train + (plan.epochs - 1) * plan.train
         updates = self.choose("train.steps", updates, f"in all: {plan.why_train}")
         self._choose_shares(steps=steps, updates=updates, actors=actors)
-        self._choose_evaluation(plan)
+        self._choose_evaluation(plan.final_episodes)
 
     def _count_actions(self, steps: int) -> int:
         """Count the actions that are chosen in so many steps of the environment: the steps of collecting."""
@@ -612,28 +717,46 @@ class Choices:
     def _count_units(self) -> tuple[int, int, int]:
         """Read off the number of actors, the time steps of an update, and the least steps of the first epoch."""
         values = {row.setting: row.value for row in self.rows}
-        actors = _to_number(values["collect.actors"], ACTORS)
-        context = _to_number(values["train.context_length"], min(self.facts.longest, WHOLE_ATTEMPTS))
-        tokens = values["train.batch_size"] * context
+        actors, tokens = _to_number(values["collect.actors"], ACTORS), self._count_tokens()
         first = actors  # running episodes are stored in pieces
         if self.find("collect.chunk_steps", "auto") == 0:
             first = actors * self.facts.longest
         return actors, tokens, first
 
-    def _choose_evaluation(self, plan: _Plan) -> None:
-        self.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
-        self.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
+    def _count_tokens(self) -> int:
+        """Read off the time steps of an update."""
+        values = {row.setting: row.value for row in self.rows}
+        context = _to_number(values["train.context_length"], min(self.facts.longest, WHOLE_ATTEMPTS))
+        return values["train.batch_size"] * context
+
+    def _choose_evaluation(self, episodes: int) -> None:
+        self.choose("evaluate.episodes", episodes, "the closing score, on fresh tasks")
+        self.choose("evaluate.actors", min(episodes, MOST_EPISODES), "all at once")
 
     def _choose_shares(self, *, steps: int, updates: int, actors: int) -> None:
         """Choose the schedules that are shares of the run."""
+        self._choose_exploration(steps, actors)
+        self._choose_learning_shares(updates)
+        half_life = max(round(HALF_LIFE_SHARE * steps), 1)
+        self.choose("train.half_life", half_life, "what an older policy did counts less")
+
+    def _choose_learning_shares(self, updates: int) -> None:
         if self._agent_type.critic is not None:
             tau = round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
             self.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
+        if not self.find("init.source"):  # what has been learned before would be forgotten
+            rate = max(min(math.sqrt(RATE_UPDATES / updates), 1.0) * MOST_RATE, LEAST_RATE)
+            self.choose("train.learning_rate", round_digits(rate, 2), f"{updates:,} updates: the fewer, the larger")
+        warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
+        self.choose("train.warmup_steps", warmup, "the learning rate rises first")
+        self.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
+
+    def _choose_exploration(self, steps: int, actors: int) -> None:
         is_noise = self._is_density
         start = EXPLORATION_START_BOX if is_noise else EXPLORATION_START
         what = "noise" if is_noise else "random actions"
         reason = f"{what} at first"
-        if self.find("init.source"):
+        if self.find("init.source") or self.data is not None:
             start = EXPLORATION_START_WARM
             reason = f"a little {what}, since the policy it begins with has learned already"
         self.choose("exploration.start", start, reason)
@@ -648,14 +771,6 @@ class Choices:
         each = max(round(EXPLORATION_SHARE * steps / actors), 1)
         reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
         self.choose("exploration.steps", each, reason)
-        if not self.find("init.source"):  # what has been learned before would be forgotten
-            rate = max(min(math.sqrt(RATE_UPDATES / updates), 1.0) * MOST_RATE, LEAST_RATE)
-            self.choose("train.learning_rate", round_digits(rate, 2), f"{updates:,} updates: the fewer, the larger")
-        warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
-        self.choose("train.warmup_steps", warmup, "the learning rate rises first")
-        self.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
-        half_life = max(round(HALF_LIFE_SHARE * steps), 1)
-        self.choose("train.half_life", half_life, "what an older policy did counts less")
 
     def _choose_explorers(self) -> None:
         """Choose which episodes, or parts of them, explore longer than others."""
@@ -680,9 +795,7 @@ class Choices:
     def _plan_time(self, rates: Rates, seconds: float, *, tokens: int, actors: int, first: int) -> _Plan:
         step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
         episode = rates.collect_seconds * self.facts.typical
-        final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
-        number = _clamp(EVALUATION_SHARE * seconds / (USUAL_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
-        episodes = _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
+        number, episodes, final = _count_evaluations(seconds, episode)
         # The usual replay ratio, unless it leaves too little of the time to collecting or to learning.
         lowest, highest = (
             share / (1 - share) * step / (update / tokens) for share in (LEAST_UPDATE_SHARE, MOST_UPDATE_SHARE)
@@ -786,10 +899,22 @@ class _Plan:
         if self.first_train != self.train:
             train = [{"stage": "train", "steps": self.first_train, "stop_epoch": 1}]
             train += [{"stage": "train", "start_epoch": 1}] if self.epochs > 1 else []
-        chooser = {"stage": "evaluate", "every": self.every, "episodes": self.episodes, "seed": EVALUATION_SEED}
-        chooser |= {"actors": self.episodes, "mark_best": True, "split": "train"}
-        closing = {"stage": "evaluate", "checkpoint": "best", "label": "after training", "start_epoch": -1}
-        return [*collect, *train, chooser, closing]
+        return [*collect, *train, *_list_evaluations(self.every, self.episodes)]
+
+
+def _count_evaluations(seconds: float, episode: float) -> tuple[int, int, int]:
+    """Count the evaluations that a run of so many seconds affords, their episodes, and those of the closing one;
+    `episode`: the seconds of one."""
+    final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
+    number = _clamp(EVALUATION_SHARE * seconds / (USUAL_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
+    return number, _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES), final
+
+
+def _list_evaluations(every: int, episodes: int) -> list[dict[str, Any]]:
+    """List the stages that choose the best checkpoint, and the one that plays it in the end."""
+    chooser = {"stage": "evaluate", "every": every, "episodes": episodes, "seed": EVALUATION_SEED}
+    chooser |= {"actors": episodes, "mark_best": True, "split": "train"}
+    return [chooser, {"stage": "evaluate", "checkpoint": "best", "label": "after training", "start_epoch": -1}]
 
 
 def _to_number(value: Any, otherwise: int) -> int:

@@ -46,15 +46,8 @@ def run(
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    spaces = horizon = None
-    if settings.env.name:
-        from pipelines.rollout.environment import make_env
-
-        with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
-            spaces, horizon = env.spec.spaces, env.spec.horizon
     with contextlib.ExitStack() as stack:
-        opened = open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
-        source = stack.enter_context(contextlib.closing(opened))
+        source = stack.enter_context(contextlib.closing(open_source(settings, listener)))
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
             directory.refuse_changes("collect", settings, fresh=fresh)
@@ -87,6 +80,17 @@ def run(
         outputs=[where],
         seconds=metrics["seconds"],
     )
+
+
+def open_source(settings: Settings, listener: Listener = silent) -> Importer:
+    """Open `source.name`, whose steps are to fit the environment of the settings, if they name one."""
+    spaces = horizon = None
+    if settings.env.name:
+        from pipelines.rollout.environment import make_env
+
+        with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
+            spaces, horizon = env.spec.spaces, env.spec.horizon
+    return open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
 
 
 class _Ingestion:

@@ -8,7 +8,7 @@ import numbers
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.config.changes import flatten, may_change
 from pipelines.config.host import is_main
@@ -17,14 +17,26 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.stages.choices import LONG_EPISODE, Budget, Choice, Choices, EnvFacts, Rates, round_digits
+from pipelines.stages.choices import (
+    LONG_EPISODE,
+    Budget,
+    Choice,
+    Choices,
+    DataFacts,
+    EnvFacts,
+    Rates,
+    round_digits,
+)
+
+if TYPE_CHECKING:
+    from pipelines.stages.measure import Recorded
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
 _RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
 _RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
 _ROW = {"setting", "value", "reason"}
-_OF_STAGES = ("source", "relabel")  # tables of stages that are never chosen
+_DATA_SHARE, _LEAST_DATA, _MOST_DATA = 0.05, 1.0, 30.0  # seconds of reading a dataset
 _LIMIT = "max_episode_steps"
 _REPEAT = "action_repeat"  # a parameter of environments that are stepped one after another
 _WHOLE_MINUTES, _WHOLE_STEPS = 1.0, 20_000  # a smaller budget is measured for less time
@@ -47,6 +59,7 @@ class MadeRecipe:
         plan = {
             "budget": {key: value for key, value in asdict(choices.budget).items() if value is not None},
             "measured": choices.facts.document() | ({} if rates is None else asdict(rates)),
+            **({} if choices.data is None else {"data": asdict(choices.data)}),
             "expected_seconds": expected and round(expected),
             "choices": [asdict(row) for row in choices.rows],
         }
@@ -68,63 +81,92 @@ class MadeRecipe:
         changed = {
             key: [there.get(key), value]
             for key, value in own.items()
-            if there.get(key) != value and key not in ("seed", "minutes", "profile") and not key.startswith("env.")
+            if there.get(key) != value
+            and key not in ("seed", "minutes", "steps", "profile")
+            and not key.startswith("env.")
         }
         return {"name": name, "profile": profile, "changed": changed, "given": own, "plan": self.plan}
 
 
-def make_budget(minutes: float | None, steps: int | None) -> Budget:
-    """Make the budget that the options give. UsageError if both do, or if it is not positive."""
-    if minutes is not None and steps is not None:
+def make_budget(minutes: float | None, steps: int | None, *, has_data: bool = False) -> Budget:
+    """Make the budget that the options give. UsageError if both do, except of a run that learns from a dataset, or if
+    it is not positive."""
+    if minutes is not None and steps is not None and not has_data:
         raise UsageError("--minutes and --steps exclude each other", hint="give one of them")
     if steps is not None:
         if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 1:
             raise UsageError(f"--steps {steps} is not a budget", hint="give a whole number, at least 1")
-        return Budget(steps=int(steps))
+        steps = int(steps)
+        if not has_data:
+            return Budget(steps=steps)
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     if not isinstance(minutes, numbers.Real) or isinstance(minutes, bool) or not 0 < minutes < float("inf"):
         shown = f"{minutes:g}" if isinstance(minutes, float) else minutes
         raise UsageError(f"--minutes {shown} is not a budget", hint="give a number above 0, e.g. --minutes 5")
-    return Budget(minutes=float(minutes))
+    return Budget(minutes=float(minutes), steps=steps)
+
+
+def find_budget(settings: Settings, *, minutes: float | None, steps: int | None) -> Budget:
+    """Find the budget of a run without stages: what the call gives, as `minutes` and `steps`, or else its recipe."""
+    has_data = bool(settings.source.name)
+    if has_data or (minutes is None and steps is None):
+        minutes = settings.minutes if minutes is None else minutes
+        steps = settings.steps if steps is None else steps
+    return make_budget(minutes, steps, has_data=has_data)
 
 
 def make_recipe(
     resolve: Resolve, given: Mapping[str, Any], budget: Budget, *, listener: Listener = silent
 ) -> MadeRecipe:
-    """Measure the environment that the user's settings name, and choose the others for the budget.
+    """Measure the environment and the dataset that the user's settings name, and choose the others for the budget.
 
     `resolve` lays the user's settings, `given`, over a document. Errors are those of the
-    settings and of the environment.
+    settings, of the environment and of the dataset.
     """
     began, settings = time.monotonic(), resolve({})
-    if unused := [name for name in _OF_STAGES if given.get(name)]:
+    if given.get("relabel"):
         raise UsageError(
-            f"a recipe without stages collects, trains and evaluates, and has no use for {', '.join(unused)}",
-            hint="list its stages, such as stages = ['ingest', 'train', 'evaluate']",
+            "a recipe without stages has no use for relabel",
+            hint="list its stages, such as stages = ['collect', 'relabel', 'train', 'evaluate']",
         )
-    if settings.agent.target == "label":
+    has_data = bool(settings.source.name)
+    if has_data and budget.steps is not None and not settings.env.name:
+        raise UsageError(
+            "--steps: no environment is named to take them in", hint="give --env ENV, or leave --steps out"
+        )
+    if settings.agent.target == "label" and not has_data:
         from pipelines.stages.run import require_labels  # imports torch
 
         require_labels(settings)  # before what takes minutes
-    facts, _ = _measure_env(settings, budget, listener)
-    if tasks := settings.collect.tasks:  # their holders determine the number of actors
+    facts = _measure_env(settings, budget, listener)[0] if settings.env.name else None
+    recorded = None
+    if has_data:
+        recorded = _measure_data(settings, facts, budget, listener)
+        facts = recorded.facts
+    assert facts is not None
+    if (tasks := settings.collect.tasks) and not has_data:  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
 
         count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
         given = {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
-    choices = Choices(given, facts, budget)
-    choose_limit(choices, settings)
+    choices = Choices(given, facts, budget, None if recorded is None else recorded.data)
+    if settings.env.name:
+        choose_limit(choices, settings)
     choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
         from pipelines.stages import measure  # imports torch
 
         effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
-        rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
+        resolved, seconds = resolve(choices.document()), _RATE_SECONDS * effort
+        rates = measure.measure_rates(resolved, recorded=recorded, seconds=seconds, listener=listener)
     in_cpu_seconds = rates is not None and rates.in_cpu_seconds
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
     expected = choices.choose_schedule(rates, spent=spent)
-    _report_random_play(choices.facts, listener)
+    if settings.env.name:
+        _report_random_play(choices.facts, listener)
+    if recorded is not None:
+        _report_data(recorded.data, listener)
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
         listener(Notice(stage="measure", text=text, level="warning"))
@@ -212,10 +254,28 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
     )
     facts = play(env)
     can_repeat = facts.one_by_one and _REPEAT in find_settings_model(env.name).model_fields
+    can_repeat &= not settings.source.name  # whose steps were recorded one by one
     if not can_repeat or _REPEAT in env.params or facts.best_repeat == 1:
         return facts, env
     env = EnvSettings.model_validate({"name": env.name, **env.params, _REPEAT: facts.best_repeat})
     return replace(play(env), step_change=facts.step_change, inertia=facts.inertia), env
+
+
+def _measure_data(settings: Settings, env: EnvFacts | None, budget: Budget, listener: Listener) -> Recorded:
+    """Read the dataset, or its beginning, for a share of the budget."""
+    from pipelines.stages import measure  # imports torch
+    from pipelines.stages.ingest import open_source
+
+    assert budget.minutes is not None
+    listener(Notice(stage="measure", text=f"what was recorded in {settings.source.name}"))
+    seconds = min(max(_DATA_SHARE * 60 * budget.minutes, _LEAST_DATA), _MOST_DATA)
+    with contextlib.closing(open_source(settings, listener)) as source:
+        if not getattr(source, "repeats", True):
+            raise UsageError(
+                f"'{settings.source.name}' can be read once, and is read to be measured and to be imported",
+                hint="name a function that returns its trajectories",
+            )
+        return measure.measure_data(source, env, seconds=seconds, device=settings.train.device, listener=listener)
 
 
 def choose_limit(choices: Choices, settings: Settings) -> None:
@@ -251,6 +311,14 @@ def _report_random_play(facts: EnvFacts, listener: Listener) -> None:
         text = "no limit of an episode is known, and an evaluation plays episodes to their ends"
         text += "; if they may not end, give --set env.max_episode_steps=N"
         listener(Notice(stage="measure", text=text, level="warning"))
+
+
+def _report_data(data: DataFacts, listener: Listener) -> None:
+    """Send a notice of the returns that were recorded."""
+    part = "" if data.is_whole else "in the beginning of it, "
+    text = f"{part}{data.trajectories:,} trajectories of {data.steps:,} steps"
+    text = f"dataset: return {data.return_mean:.4g}, of the best tenth {data.return_high:.4g} ({text})"
+    listener(Notice(stage="measure", text=text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,9 +365,9 @@ def read_budget(plan: Mapping[str, Any]) -> Budget:
     minutes, steps = (budget.get("minutes"), budget.get("steps")) if isinstance(budget, dict) else (None, None)
     rows = plan.get("choices")
     is_whole = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= _ROW for row in rows)
-    if is_whole and (minutes is None) != (steps is None):
+    if is_whole and (minutes is not None or steps is not None):
         with contextlib.suppress(UsageError):
-            return make_budget(minutes, steps)
+            return make_budget(minutes, steps, has_data="data" in plan)
     raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
 
 

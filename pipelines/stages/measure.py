@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from pipelines.data.batch import Batch
 from pipelines.envs.env import Env, Observation
 from pipelines.envs.goals import GOAL_RULES, GOAL_SEQUENCES, GoalReward
 from pipelines.envs.make import is_users
+from pipelines.errors import InputMissing
 from pipelines.events import Listener, Progress
-from pipelines.lake.schema import LOGP, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.spaces import Box, Discrete, Ragged, Space
+from pipelines.formats.base import Importer
+from pipelines.lake.schema import ACTION, LOGP, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.spaces import Box, Discrete, Ragged, Space, Spaces
 from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
@@ -31,13 +33,14 @@ from pipelines.rollout.environment import make_env, with_actors, workers
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Policy, make_random_policy
 from pipelines.rollout.rollout import OnError, Recording, Rollout
-from pipelines.stages.choices import EnvFacts, Rates, round_digits
+from pipelines.stages.choices import DataFacts, EnvFacts, Rates, round_digits
 from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
 _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
 _RECORDED_STEPS = 40  # of every actor, for the windows of these updates
 _OPENING_STEPS, _OPENING_SECONDS = 512, 0.5  # of an episode that is played twice, and of the second time
+_RECORDED_ACTORS, _SAMPLE_BYTES = 64, 128 << 20  # side by side, of a dataset; what is looked into step by step
 _LEAST_COMPARED = 8  # steps of both; or those of the same action after others
 # Models of random play: most rounds of all actors and numbers observed; least rows of either part; rectifiers; errors,
 # as shares of the variance of changes, of what is observed next and of rewards, that are large, and that need not be
@@ -130,6 +133,129 @@ def measure_env(
         step_seconds=round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What was found in a dataset: `facts` of its environment, `data` of itself, and some steps as `columns` of
+    `spaces`."""
+
+    facts: EnvFacts
+    data: DataFacts
+    spaces: Spaces
+    columns: Mapping[str, np.ndarray]
+
+
+def measure_data(
+    source: Importer, env: EnvFacts | None, *, seconds: float, device: str, listener: Listener
+) -> Recorded:
+    """Read trajectories of `source` for up to `seconds`: what they returned, and the facts of the environment `env`
+    with the magnitudes that occur in them; without one, all facts that they show of it.
+
+    Errors are those of the source.
+    """
+    spaces = source.spaces
+    found, began = _RecordedEpisodes(), time.monotonic()
+    is_whole, sample, sampled = True, list[Trajectories](), 0
+    for batch in source.batches():
+        if is_late := time.monotonic() - began > seconds and bool(found.returns):
+            is_whole = not is_late
+            break
+        found.note(batch)
+        if sampled < _SAMPLE_BYTES:
+            sample.append(batch)
+            sampled += batch.nbytes
+        listener(Progress(stage=_STAGE, done=found.steps, total=source.steps, unit="recorded steps"))
+    if not found.returns:
+        raise InputMissing(f"'{source.label}' has no usable steps", hint="name a dataset with trajectories")
+    joined = Trajectories.join(sample)
+    seen, sampled_actors = replay(joined, spaces, seconds=seconds)
+    returns = np.sort(found.returns)
+    data = DataFacts(
+        trajectories=len(returns),
+        steps=found.steps,
+        is_whole=is_whole,
+        return_mean=float(returns.mean()),
+        return_high=float(returns[-max(len(returns) // 10, 1) :].mean()),
+    )
+    only_costs = seen.reward_low < 0 and seen.reward_high <= 0
+    high, low, reward = map(round_digits, (seen.observation_max, seen.observation_min, seen.reward_max))
+    if env is not None:
+        facts = replace(
+            env,
+            observation_max=max(high, env.observation_max),
+            observation_min=max(low, env.observation_min),
+            reward_max=max(reward, env.reward_max),
+            only_costs=only_costs,
+        )
+        return Recorded(facts=facts, data=data, spaces=spaces, columns=joined.columns)
+    observation = spaces.observation
+    facts = EnvFacts(
+        name="",
+        action=type(spaces.action).__name__,
+        action_size=spaces.action.flat_size,
+        observation_size=sum(space.flat_size for space in observation.values()),
+        has_images=any(isinstance(space, Box) and space.is_image for space in observation.values()),
+        has_text=any(isinstance(space, Ragged) for space in observation.values()),
+        horizon=max(found.lengths),
+        shows_state=None
+        if len(found.tasks) > 1 or sampled_actors < 2
+        else seen.transitions.show_state(rewards_are_known=False),
+        episodes=len(returns),
+        length_mean=round_digits(float(np.mean(found.lengths))),
+        length_min=min(found.lengths),
+        length_max=max(found.lengths),
+        observation_max=high,
+        observation_min=low,
+        reward_max=reward,
+        only_costs=only_costs,
+        has_gpu=resolve_device(device).type != "cpu",
+    )
+    return Recorded(facts=facts, data=data, spaces=spaces, columns=joined.columns)
+
+
+class _RecordedEpisodes:
+    """Returns, lengths and tasks of recorded episodes; a long one may be in pieces, which come one after another."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self.tasks: set[str] = set()
+        self._goes_on = False
+
+    def note(self, batch: Trajectories) -> None:
+        """Take some more trajectories."""
+        starts = np.cumsum([0, *batch.rows[:-1]])
+        totals = np.add.reduceat(batch.columns[REWARD].astype(np.float64), starts)
+        for total, rows, info in zip(totals, batch.rows, batch.infos, strict=True):
+            if not self._goes_on:
+                self.returns.append(0.0)
+                self.lengths.append(0)
+            self.returns[-1] += float(total)
+            self.lengths[-1] += rows - 1
+            self.steps += rows - 1
+            self.tasks.add(info.task)
+            self._goes_on = info.continues
+
+
+def replay(sample: Trajectories, spaces: Spaces, *, seconds: float) -> tuple[_Steps, int]:
+    """Go through recorded steps as if actors side by side took them, each a part of the trajectories one after another,
+    for up to `seconds`; return what they show, and the number of actors."""
+    times = np.concatenate([np.arange(rows) for rows in sample.rows])
+    actors = max(min(_RECORDED_ACTORS, len(times) // _OPENING_STEPS), 1)
+    seen, length, began = _Steps(spaces), len(times) // actors, time.monotonic()
+    parts = {
+        name: sample.columns[name][: actors * length].reshape(actors, length, *sample.columns[name].shape[1:])
+        for name in (*spaces.observation, ACTION, REWARD)
+    }
+    times = times[: actors * length].reshape(actors, length)
+    for row in range(length):
+        if time.monotonic() - began > seconds:
+            break
+        observation = {name: parts[name][:, row] for name in spaces.observation}
+        seen.note(observation, parts[ACTION][:, row], parts[REWARD][:, row], times[:, row])
+    return seen, actors
 
 
 def _play_opening(
@@ -242,20 +368,19 @@ class _PlayedEpisodes:
         rollout.settle()
 
 
-class _Probe:
-    """A policy that notes the largest magnitudes of observed numbers and of rewards, apart from images and choices, how
-    often there are rewards, and how the first episode begins."""
+class _Steps:
+    """What is found in steps of several actors: the largest magnitudes of observed numbers and of rewards, apart from
+    images and choices, how often there are rewards, how observations move, and whether they show the state."""
 
-    def __init__(self, policy: Policy, env: Env) -> None:
-        self.opening = _Opening(policy)
-        spaces = env.spec.spaces.observation
-        self._columns = [name for name, space in spaces.items() if isinstance(space, Box) and not space.is_image]
-        self._sees_all = all(isinstance(space, Box) and not space.is_image for space in spaces.values())
-        self._largest = {name: np.zeros(spaces[name].shape) for name in self._columns}
+    def __init__(self, spaces: Spaces, *, goal_reward: GoalReward | None = None, one_by_one: bool = True) -> None:
+        observation = spaces.observation
+        self._columns = [name for name, space in observation.items() if isinstance(space, Box) and not space.is_image]
+        self._sees_all = len(self._columns) == len(observation)
+        self._largest = {name: np.zeros(observation[name].shape) for name in self._columns}
         self.reward_max, self.reward_low, self.reward_high = 0.0, math.inf, -math.inf
-        self.motion, self.transitions = _Motion(), _Transitions(env.spec.spaces.action)
-        self._goal_reward = env.spec.goal_reward
-        self._is_moving = env.steps_one_by_one and not any(isinstance(space, Ragged) for space in spaces.values())
+        self.motion, self.transitions = _Motion(), _Transitions(spaces.action)
+        self._goal_reward = goal_reward
+        self._is_moving = one_by_one and not any(isinstance(space, Ragged) for space in observation.values())
         self._steps = self._rewarded = 0
 
     @property
@@ -282,9 +407,10 @@ class _Probe:
         seen = [float(largest[largest > 0].min(initial=np.inf)) for largest in self._largest.values()]
         return min(seen) if seen and math.isfinite(min(seen)) else 0.0
 
-    def act(
+    def note(
         self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
-    ) -> np.ndarray:
+    ) -> None:
+        """Take a step of all actors: arguments of `act`."""
         for name in self._columns:
             largest = self._largest[name]
             np.maximum(largest, np.abs(observation[name]).max(axis=0), out=largest)
@@ -300,6 +426,19 @@ class _Probe:
         self.reward_high = max(self.reward_high, float(earned.max(initial=-np.inf)))
         self._steps += int(np.count_nonzero(time))  # the reward before a first step is another episode's, and 0 here
         self._rewarded += int(np.count_nonzero(prev_reward))
+
+
+class _Probe(_Steps):
+    """A policy that notes its steps, and how the first episode begins."""
+
+    def __init__(self, policy: Policy, env: Env) -> None:
+        super().__init__(env.spec.spaces, goal_reward=env.spec.goal_reward, one_by_one=env.steps_one_by_one)
+        self.opening = _Opening(policy)
+
+    def act(
+        self, observation: Observation, prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
+    ) -> np.ndarray:
+        self.note(observation, prev_action, prev_reward, time)
         return self.opening.act(observation, prev_action, prev_reward, time)
 
 
@@ -435,23 +574,36 @@ def _fit(inputs: np.ndarray, targets: np.ndarray, held_out: np.ndarray) -> np.nd
     return np.min(errors, axis=0) / np.maximum(targets[held_out].var(axis=0), 1e-9)
 
 
-def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
-    """Time updates of the settings' agent on windows of random play for some seconds, then steps with it as the policy
-    of all actors."""
-    actors = with_actors(settings.collect, settings.env, listener=listener).actors
-    assert isinstance(actors, int)
-    processes = workers(settings.env, settings.collect, actors=actors, listener=listener)
-    limit = settings.collect.env_timeout_seconds
-    made = make_env(
-        settings.env, actors=actors, seed=settings.seed, workers=processes, timeout_seconds=limit, listener=listener
-    )
-    with contextlib.closing(made) as env:
-        learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
+def measure_rates(settings: Settings, *, recorded: Recorded | None = None, seconds: float, listener: Listener) -> Rates:
+    """Time updates of the settings' agent for some seconds, on windows of `recorded` or else of random play; then steps
+    with it as the policy of all actors, if there is an environment."""
+    processes, env = 0, None
+    with contextlib.ExitStack() as stack:
+        if settings.env.name:
+            actors = with_actors(settings.collect, settings.env, listener=listener).actors
+            assert isinstance(actors, int)
+            processes = workers(settings.env, settings.collect, actors=actors, listener=listener)
+            limit = settings.collect.env_timeout_seconds
+            made = make_env(
+                settings.env,
+                actors=actors,
+                seed=settings.seed,
+                workers=processes,
+                timeout_seconds=limit,
+                listener=listener,
+            )
+            env = stack.enter_context(contextlib.closing(made))
+        if recorded is not None:
+            spaces, columns = recorded.spaces, recorded.columns
+        else:
+            assert env is not None
+            spaces, columns = env.spec.spaces, _play_some(env, settings)
+        learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
-        watch = _Stopwatch(env=env, learner=learner, seconds=seconds, listener=listener)
-        update = watch.time_updates(time.process_time if is_alone else time.perf_counter)
+        watch = _Stopwatch(learner=learner, seconds=seconds, listener=listener)
+        update = watch.time_updates(columns, time.process_time if is_alone else time.perf_counter)
         clock = time.process_time if is_alone and not processes else time.perf_counter
-        collect = watch.time_acting(clock) / actors
+        collect = 0.0 if env is None else watch.time_acting(env, clock) / env.num_envs
     return Rates(
         update_seconds=round_digits(update),
         collect_seconds=round_digits(collect / max(settings.collect.collectors, 1)),
@@ -459,19 +611,34 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     )
 
 
+def _play_some(env: Env, settings: Settings) -> Mapping[str, np.ndarray]:
+    """Record a few steps of random play. What an update costs depends on the data: a text that never changes is encoded
+    once, where made-up ones would take seconds."""
+    stored: list[Trajectories] = []
+    policy = make_random_policy(env.spec.spaces, seed=0, action_mask=settings.agent.action_mask).policy
+    labelled = settings.agent.target == "label"
+    recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
+    rollout = Rollout(env, policy, recording=recording)
+    for _ in range(_RECORDED_STEPS):
+        rollout.step()
+    rollout.settle()
+    rollout.finish()
+    names = stored[0].columns
+    return {name: np.concatenate([each.columns[name] for each in stored]) for name in names}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Stopwatch:
-    """Measures what an agent costs in an environment, each time for `seconds`."""
+    """Measures what an agent costs, each time for `seconds`."""
 
-    env: Env
     learner: Learner
     seconds: float
     listener: Listener
 
-    def time_updates(self, clock: Callable[[], float]) -> float:
-        """Measure the median seconds of an update."""
+    def time_updates(self, columns: Mapping[str, np.ndarray], clock: Callable[[], float]) -> float:
+        """Measure the median seconds of an update on windows that steps of trajectories fill."""
         took: list[float] = []
-        batch = self._record_batch()
+        batch = self._fill_batch(columns)
         for number in range(_WARMUP_UPDATES + 1000):
             began = clock()
             self.learner.step(lambda _: batch)
@@ -482,43 +649,33 @@ class _Stopwatch:
                 break
         return float(np.median(took))
 
-    def _record_batch(self) -> Batch:
-        """Fill windows with a few steps of random play, repeated. What an update costs depends on the data: a text
-        that never changes is encoded once, where made-up ones would take seconds."""
+    def _fill_batch(self, found: Mapping[str, np.ndarray]) -> Batch:
+        """Fill windows with these steps, repeated."""
         learner = self.learner
-        stored: list[Trajectories] = []
-        policy = make_random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
-        labelled = learner.agent_settings.target == "label"
-        recording = Recording(sink=stored.append, keep_unfinished=True, labeller=policy if labelled else None)
-        rollout = Rollout(self.env, policy, recording=recording)
-        for _ in range(_RECORDED_STEPS):
-            rollout.step()
-        rollout.settle()
-        rollout.finish()
         windows, rows = learner.micro_batch_size, learner.settings.resolved_context_length + 1
         columns: dict[str, np.ndarray] = {}
-        for column in Schema(learner.spaces, labelled=labelled).columns:
-            found = np.concatenate([each.columns[column.name] for each in stored])
-            repeated = found[np.arange(windows * rows) % len(found)]
+        for column in Schema(learner.spaces, labelled=learner.agent_settings.target == "label").columns:
+            values = found[column.name]
+            repeated = values[np.arange(windows * rows) % len(values)]
             columns[column.name] = repeated.reshape(windows, rows, *column.shape)
         if learner.agent_settings.trace == "vtrace":  # random play does not know it on a grid
             columns[LOGP] = np.zeros((windows, rows), dtype=np.float32)
         columns[TERMINATED][:, :-1] = columns[TRUNCATED][:, :-1] = 0
         return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
 
-    def time_acting(self, clock: Callable[[], float]) -> float:
+    def time_acting(self, env: Env, clock: Callable[[], float]) -> float:
         """Measure the seconds of a step of all actors, once their memories are as full as they get in the time."""
         learner = self.learner
         agent, context = learner.agent.eval(), learner.settings.resolved_context_length
         policy = AgentPolicy(
             agent,
-            num_actors=self.env.num_envs,
+            num_actors=env.num_envs,
             capacity=context,
             device=learner.device,
             precision=learner.precision,
             explores=True,
         )
-        rollout = Rollout(self.env, policy, recording=Recording(sink=lambda trajectories: None))
+        rollout = Rollout(env, policy, recording=Recording(sink=lambda trajectories: None))
         self.listener(rollout.stepping)
         rollout.step()
         times = [clock()]

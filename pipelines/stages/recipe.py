@@ -15,8 +15,8 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.rollout.environment import find_env_model
-from pipelines.stages.library import name_default_run
-from pipelines.stages.make_recipe import begin, make_budget
+from pipelines.stages.library import label_source, name_default_run
+from pipelines.stages.make_recipe import begin, find_budget, make_budget
 from pipelines.stages.result import Result
 
 
@@ -25,6 +25,7 @@ def run(
     directory: Path | str | None = None,
     *,
     env: str | None = None,
+    source: str | None = None,
     minutes: float | None = None,
     steps: int | None = None,
     profile: str = "",
@@ -40,8 +41,11 @@ def run(
         directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE; runs/ENV). Repeating
             the call resumes it.
         env: environment, as `amago envs` lists it, or "gym:ID", "module:attr"; of a recipe, in place of its own.
+        source: dataset to learn from alone, e.g. "hopper.hdf5" or "minari:ID", instead of acting in `env`, where the
+            policy is evaluated; of a recipe that imports one, in place of its own.
         minutes: where settings are chosen, the minutes of this machine to use (default: the recipe's, or 5).
-        steps: where settings are chosen, the environment steps to use instead.
+        steps: where settings are chosen, the environment steps to use instead; with a dataset, those to take after
+            half of the minutes.
         profile: profile of the recipe, e.g. "smoke".
         settings: values by dotted key, e.g. {"train.steps": 100}; they override the profile, which overrides the
             recipe. Unlike the command, this chooses no network size for a recipe: without a GPU, give a "size".
@@ -61,8 +65,9 @@ def run(
     'done'
     """
     assignments = [(key.split("."), value) for key, value in (settings or {}).items()]
-    if env is not None:
-        assignments.insert(0, (["env", "name"], env))
+    for key, value in (("env", env), ("source", source)):
+        if value is not None:
+            assignments.insert(0, ([key, "name"], value))
     if profile:
         assignments.insert(0, (["profile"], profile))
     name = ""
@@ -77,15 +82,15 @@ def run(
         def settle(chosen: Mapping[str, Any]) -> Settings:
             return resolve(document, assignments, env_model=find_env_model, stored=chosen, source=name or "call")
 
-        make_budget(minutes, steps)
-        if minutes is not None:
-            assignments.append((["minutes"], minutes))
-            given = fold(document, assignments, source=name)
+        make_budget(minutes, steps, has_data=True)  # refuses numbers that are not positive
+        assignments += [([key], value) for key, value in (("minutes", minutes), ("steps", steps)) if value is not None]
+        given = fold(document, assignments, source=name)
         plain = settle({})
-        budget, env_name = make_budget(plain.minutes if steps is None else None, steps), plain.env.name
-        if not env_name:
-            raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
-        place = RunDirectory(directory if directory is not None else name_default_run(env_name))
+        budget = find_budget(plain, minutes=minutes, steps=steps)
+        label = label_source(plain.source.name) if plain.source.name else plain.env.name
+        if not label:
+            raise UsageError("neither a recipe nor an environment is named", hint="give recipe, env or source")
+        place = RunDirectory(directory if directory is not None else name_default_run(label))
         recipe_given = (name if isinstance(recipe, str) else "", document)
         begun = begin(place, budget, given, settle, recipe=recipe_given, fresh=fresh, listener=listener)
         from pipelines.stages import run as stage
@@ -94,6 +99,8 @@ def run(
     if minutes is not None or steps is not None:
         raise UsageError("minutes and steps are for runs without stages", hint="leave minutes and steps out")
     resolved = resolve(document, assignments, env_model=find_env_model, source=name)
+    if source is not None and not any(stage.stage == "ingest" for stage in resolved.stages):
+        raise UsageError("source: the recipe imports no dataset", hint="leave source out")
     if directory is None:
         directory = name_default_run(f"{name}-{profile}" if profile else name)
     from pipelines.stages import run as stage

@@ -1,14 +1,16 @@
-"""The benchmark of learning from recorded data: `d4rl-regression` and d3rlpy's IQL on the same 100 k steps of Pendulum.
+"""The benchmark of learning from a dataset: `amago run --from` and agents of d3rlpy on the same steps.
 
-    python tests/benchmarks/offline.py --seeds 0-2 --to offline.jsonl [--d3rlpy-python PYTHON] [--set agent.x=y]
+    python tests/benchmarks/offline.py record --data DATA [--tasks hopper,...]
+    python tests/benchmarks/offline.py run --data DATA --to FILE [--tasks hopper,...] [--learners amago,td3bc,...]
+                             [--seeds 1,2] [--minutes 3] [--d3rlpy-python PYTHON] [--set agent.x=y]
+    python tests/benchmarks/offline.py book
 
-Half of the steps are random, half are a noisy swing-up by energy. Each learner runs in a process of its own with one
-thread: ours as `amago run d4rl-regression --profile small`, from the file to the evaluation; d3rlpy's IQL with
-learning rates of 1e-3 and rewards times 0.1 (its defaults, 3e-4 and unscaled, are for a million updates), until it
-has used as many CPU seconds (--cpu-seconds), including reading the file. Each line of the result has the mean return
-of 50 episodes, the CPU seconds, user and system, of the whole process with its children, and the number of updates.
-Where other processes compete for the caches, a CPU second has fewer updates: compare runs on an idle machine, or at
-equal --updates. PYTHON is one with d3rlpy 2.8 (see the extra `clients`).
+`record` trains an agent without a recipe and keeps what it collected at first, as D4RL's medium-replay does, in files
+of D4RL's kind; the pendulum's is half random, half a noisy swing-up. `run` gives every learner one thread and the file:
+ours the minutes of `--minutes`, in which it reads the file, measures and evaluates itself; those of d3rlpy as many CPU
+seconds for updates alone, with settings of its own reproductions. Each line of the result has the mean returns of the
+last policy (`return_last`) and of the one that the learner gives, which for ours is the best of its evaluations, in
+episodes of their own. `book` writes the table of docs/results.md from docs/offline.jsonl. PYTHON has d3rlpy 2.8.
 """
 
 from __future__ import annotations
@@ -18,53 +20,98 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import gymnasium
 import numpy as np
 
-STEPS = 100_000
-EPISODE = 200
-EVALUATED = 50
+from benchmarks.section import Section
 
-IQL = """
-import json, sys, time
+ROOT = Path(__file__).parents[2]
+PENDULUM_STEPS, EPISODE = 100_000, 200
+EVALUATED = 50
+RESULTS, PAGE = ROOT / "docs/offline.jsonl", ROOT / "docs/results.md"
+SECTION = Section("offline", "tests/benchmarks/offline.py book")
+
+
+@dataclass(frozen=True)
+class Task:
+    """`env` in gymnasium, the `minutes` of the agent whose data it is, and the share of its updates that is kept.
+    `tuning`: settings may be chosen on it."""
+
+    env: str
+    minutes: float
+    share: float
+    learners: tuple[str, ...] = ("td3bc", "iql", "bc")
+    tuning: bool = False
+
+
+CHOICES = ("dcql", "dbc")
+TASKS = {
+    "halfcheetah": Task("HalfCheetah-v5", 5, 0.214, tuning=True),
+    "lunarlander": Task("LunarLander-v3", 2, 0.31, CHOICES, tuning=True),
+    "hopper": Task("Hopper-v5", 5, 0.39),
+    "walker2d": Task("Walker2d-v5", 5, 0.67),
+    "pendulum": Task("Pendulum-v1", 0, 1.0),
+    "acrobot": Task("Acrobot-v1", 2, 0.2, CHOICES),
+    "cartpole": Task("CartPole-v1", 1, 0.3, CHOICES),
+}
+
+# In a process of d3rlpy's Python: FILE ENV LEARNER SEED CPU_SECONDS EPISODES
+D3RLPY = """
+import json, logging, sys, time
 import gymnasium, h5py, numpy as np, torch
 import d3rlpy
-
-path, seed, limit, episodes, most = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:])
+import structlog
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+path, env_id, learner, seed, limit, episodes = *sys.argv[1:4], int(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])
 torch.set_num_threads(1)
 d3rlpy.seed(seed)
+env = gymnasium.make(env_id)
 with h5py.File(path) as file:
     arrays = {name: file[name][()] for name in ("observations", "actions", "rewards", "terminals", "timeouts")}
-arrays["actions"] = arrays["actions"] / 2  # d3rlpy's policies act in [-1, 1]
-data = d3rlpy.dataset.MDPDataset(**arrays)
-learner = d3rlpy.algos.IQLConfig(
-    actor_learning_rate=1e-3,
-    critic_learning_rate=1e-3,
-    reward_scaler=d3rlpy.preprocessing.MultiplyRewardScaler(0.1),
-).create(device="cpu:0")
-learner.build_with_dataset(data)
-updates = 0
-while updates < most if most else time.process_time() < limit:
+is_choice = not hasattr(env.action_space, "high")
+scale = 1 if is_choice else float(env.action_space.high[0])  # d3rlpy's policies act in [-1, 1]
+arrays["actions"] = arrays["actions"].reshape(len(arrays["rewards"]), -1) / (1 if is_choice else scale)
+floats = arrays.keys() - ({"actions"} if is_choice else set())
+arrays |= {name: arrays[name].astype(np.float32) for name in floats}
+space = d3rlpy.ActionSpace.DISCRETE if is_choice else d3rlpy.ActionSpace.CONTINUOUS
+data = d3rlpy.dataset.MDPDataset(**arrays, action_space=space)
+algos, processing = d3rlpy.algos, d3rlpy.preprocessing
+scaler = processing.StandardObservationScaler()
+scaler.fit_with_transition_picker(data.episodes, data.transition_picker)
+rewards = None
+if learner == "iql":
+    rewards = processing.ReturnBasedRewardScaler(multiplier=1000.0)
+    rewards.fit_with_trajectory_slicer(data.episodes, data.trajectory_slicer)
+config = {
+    "td3bc": lambda: algos.TD3PlusBCConfig(alpha=2.5, observation_scaler=scaler),
+    "iql": lambda: algos.IQLConfig(weight_temp=3.0, expectile=0.7, observation_scaler=scaler, reward_scaler=rewards),
+    "bc": lambda: algos.BCConfig(batch_size=256, observation_scaler=scaler),
+    "dcql": lambda: algos.DiscreteCQLConfig(batch_size=64, observation_scaler=scaler),
+    "dbc": lambda: algos.DiscreteBCConfig(batch_size=256, observation_scaler=scaler),
+}[learner]()
+agent = config.create(device="cpu:0")
+agent.build_with_dataset(data)
+updates, began = 0, time.process_time()
+while time.process_time() - began < limit:
     for _ in range(20):
-        learner.update(data.sample_transition_batch(learner.batch_size))
+        agent.update(data.sample_transition_batch(agent.config.batch_size))
     updates += 20
-env, returns = gymnasium.make("Pendulum-v1"), []
+used, returns = time.process_time() - began, []
 for episode in range(episodes):
     observation, over, total = env.reset(seed=1_000_003 + episode)[0], False, 0.0
     while not over:
-        action = learner.predict(observation[None])[0]
-        observation, reward, terminated, truncated, _ = env.step(np.clip(2 * action, -2, 2))
+        action = agent.predict(np.asarray(observation, np.float32)[None])[0]
+        observation, reward, terminated, truncated, _ = env.step(int(action) if is_choice else scale * action)
         total, over = total + reward, terminated or truncated
     returns.append(total)
-print(json.dumps({"return_mean": float(np.mean(returns)), "updates": updates}))
+print(json.dumps({"return_mean": float(np.mean(returns)), "updates": updates, "cpu_seconds": round(used, 1)}))
 """
 
 
@@ -79,88 +126,151 @@ def swing_up(observation: np.ndarray, rng: np.random.Generator) -> float:
     return float(np.clip(torque + rng.normal(0, 0.7), -2, 2))
 
 
-def recorded(path: Path, seed: int) -> None:
-    """Write a file of D4RL's kind: random and swing-up episodes in turn."""
+def record_pendulum(path: Path) -> None:
+    """Write random and swing-up episodes in turn."""
+    import gymnasium
     import h5py
 
-    rng, env = np.random.default_rng(seed), gymnasium.make("Pendulum-v1")
-    seen = np.zeros((STEPS // EPISODE, EPISODE + 1, 3), dtype=np.float32)
-    actions, rewards = np.zeros((STEPS // EPISODE, EPISODE, 1), np.float32), np.zeros((STEPS // EPISODE, EPISODE))
-    for number in range(STEPS // EPISODE):
+    rng, env = np.random.default_rng(0), gymnasium.make("Pendulum-v1")
+    seen = np.zeros((PENDULUM_STEPS // EPISODE, EPISODE + 1, 3), dtype=np.float32)
+    actions = np.zeros((PENDULUM_STEPS // EPISODE, EPISODE, 1), np.float32)
+    rewards = np.zeros((PENDULUM_STEPS // EPISODE, EPISODE))
+    for number in range(PENDULUM_STEPS // EPISODE):
         seen[number, 0] = env.reset(seed=int(rng.integers(2**30)))[0]
         for t in range(EPISODE):
             torque = swing_up(seen[number, t], rng) if number % 2 else rng.uniform(-2, 2)
             actions[number, t] = torque
             seen[number, t + 1], rewards[number, t], *_ = env.step(actions[number, t])
-    ends = np.tile(np.arange(EPISODE) == EPISODE - 1, STEPS // EPISODE)
+    ends = np.tile(np.arange(EPISODE) == EPISODE - 1, PENDULUM_STEPS // EPISODE)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         file["observations"], file["next_observations"] = seen[:, :-1].reshape(-1, 3), seen[:, 1:].reshape(-1, 3)
         file["actions"], file["rewards"] = actions.reshape(-1, 1), rewards.reshape(-1).astype(np.float32)
-        file["terminals"], file["timeouts"] = np.zeros(STEPS, dtype=bool), ends
-    print(f"data: {rewards[::2].sum(1).mean():.0f} at random, {rewards[1::2].sum(1).mean():.0f} by the swing-up")
+        file["terminals"], file["timeouts"] = np.zeros(PENDULUM_STEPS, dtype=bool), ends
 
 
-def timed(command: list[str], folder: Path, **environment: str) -> tuple[str, float, float]:
-    """Run a command; what it wrote to stdout, and its CPU and wall seconds, children included."""
-    before, began = os.times(), time.monotonic()
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, capture_output=True, text=True
-    )
+def call(*words: object, python: str = sys.executable) -> dict[str, Any]:
+    """Run a command of ours, or d3rlpy's script; the JSON of its last line or of all it wrote."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([python, *map(str, words)], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} ...: exit {done.returncode}\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(map(str, words[:5]))} ...: exit {done.returncode}\n{done.stderr[-2000:]}")
+    text = done.stdout.strip()
+    return json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
+
+
+def amago(*words: object) -> dict[str, Any]:
+    """Run a command of ours."""
+    return call("-P", "-m", "amago_cli", *words, "--output", "json", "-q")
+
+
+def record(name: str, folder: Path) -> None:
+    """Make the dataset of a task, FOLDER/NAME/dataset.hdf5, unless it is there."""
+    task, to = TASKS[name], folder / name
+    if (to / "dataset.hdf5").exists():
+        return
+    if not task.minutes:
+        record_pendulum(to / "dataset.hdf5")
+        return
+    run = folder / f"{name}-run"
+    made = amago("run", "--env", f"gym:{task.env}", "--minutes", task.minutes, "--seed", 7, "--run", run)
+    last = task.share * made["metrics"]["updates"]
+    amago("export", run, "--format", "hdf5", "--where", f"policy_version <= {last:.0f}", "--to", to)
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Read what is in a dataset with h5py."""
+    import h5py
+
+    with h5py.File(path) as file:
+        ends, rewards = file["terminals"][()] | file["timeouts"][()], file["rewards"][()].astype(np.float64)
+    ends[-1] = True
+    returns = np.sort(np.add.reduceat(rewards, np.r_[0, np.flatnonzero(ends)[:-1] + 1]))
+    high = float(returns[-max(len(returns) // 10, 1) :].mean())
+    return {"steps": len(rewards), "data_mean": float(returns.mean()), "data_high": high}
+
+
+def learn(name: str, learner: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train a learner on a task's dataset, and score it."""
+    task, path = TASKS[name], arguments.data / name / "dataset.hdf5"
+    about = {"task": name, "learner": learner, "seed": seed, "minutes": arguments.minutes, **measure(path)}
+    if learner != "amago":
+        given = (path, task.env, learner, seed, 60 * arguments.minutes, EVALUATED)
+        found = call("-W", "ignore", "-c", D3RLPY, *given, python=arguments.d3rlpy_python)
+        return about | {**found, "return_last": found["return_mean"]}
+    run = arguments.data / f"amago-{name}-{seed}-{time.time_ns():x}"
+    before = os.times()
+    sets = [word for each in arguments.set for word in ("--set", each)]
+    words = ("--from", path, "--env", f"gym:{task.env}", "--minutes", arguments.minutes, "--seed", seed)
+    done = amago("run", *words, "--run", run, "--set", "train.threads=1", *sets)
     after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return done.stdout, cpu, time.monotonic() - began
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    scores = {}
+    for checkpoint in ("best", "latest"):
+        score = amago("evaluate", run, "--checkpoint", checkpoint, "--episodes", EVALUATED, "--set", "evaluate.seed=5")
+        scores[checkpoint] = score["metrics"]["return_mean"]
+    about |= {"set": arguments.set} if arguments.set else {}
+    found = {"return_mean": scores["best"], "return_last": scores["latest"], "updates": done["metrics"]["updates"]}
+    return about | found | {"cpu_seconds": round(used, 1)}
 
 
-def amago(path: Path, seed: int, settings: list[str]) -> dict[str, Any]:
-    """Train and evaluate the recipe."""
-    fixed = [f'source.name="hdf5:{path}"', 'env.name="gym:Pendulum-v1"', f"seed={seed}", "train.threads=1"]
-    command = [sys.executable, "-P", "-m", "amago_cli", "run", "d4rl-regression", "--profile", "small", "-q"]
-    command += ["--output", "json", "--run", f"runs/{seed}-{time.time_ns():x}"]
-    command += [part for each in (*fixed, *settings) for part in ("-s", each)]
-    out, cpu, wall = timed(command, path.parent, PYTHONPATH=str(Path(__file__).parents[2]))
-    mean = json.loads(out)["metrics"]["return_mean"]
-    about = {"learner": "amago", "seed": seed, "set": settings}
-    return {**about, "return_mean": mean, "cpu_seconds": cpu, "seconds": wall}
+def results(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train every learner of every task, with one seed after another."""
+    for seed in map(int, arguments.seeds.split(",")):
+        for name in arguments.tasks:
+            wanted = arguments.learners or ["amago", *(TASKS[name].learners if arguments.d3rlpy_python else ())]
+            for learner in wanted:
+                yield learn(name, learner, seed, arguments)
 
 
-def iql(path: Path, seed: int, python: str, cpu_seconds: float, updates: int) -> dict[str, Any]:
-    """Train and evaluate d3rlpy's IQL."""
-    command = [python, "-W", "ignore", "-c", IQL, *map(str, (path, seed, cpu_seconds, EVALUATED, updates))]
-    out, cpu, wall = timed(command, path.parent)
-    found = json.loads(out.strip().splitlines()[-1])
-    return {"learner": "d3rlpy IQL", "seed": seed, **found, "cpu_seconds": cpu, "seconds": wall}
-
-
-def results(path: Path, seed: int, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Train each learner on the file with one seed."""
-    if arguments.only != "d3rlpy":
-        yield amago(path, seed, arguments.set)
-    if arguments.only != "amago" and arguments.d3rlpy_python:
-        yield iql(path, seed, arguments.d3rlpy_python, arguments.cpu_seconds, arguments.updates)
+def tabulate(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of the page: a line for each task, with the returns of all seeds."""
+    names = {"td3bc": "TD3+BC", "iql": "IQL", "bc": "BC", "dcql": "DiscreteCQL", "dbc": "DiscreteBC"}
+    yield "| task | steps | recorded: mean, best tenth | amago: best, last | d3rlpy |"
+    yield "|---|---|---|---|---|"
+    for name, task in TASKS.items():
+        found = [row for row in rows if row["task"] == name]
+        if not found:
+            continue
+        own = ", ".join(
+            f"{row['return_mean']:.4g} ({row['return_last']:.4g})" for row in found if row["learner"] == "amago"
+        )
+        others = "; ".join(
+            f"{names[learner]} " + ", ".join(f"{row['return_mean']:.4g}" for row in found if row["learner"] == learner)
+            for learner in task.learners
+            if any(row["learner"] == learner for row in found)
+        )
+        data = found[0]
+        label = f"{name} (tuning)" if task.tuning else name
+        recorded = f"{data['data_mean']:.4g}, {data['data_high']:.4g}"
+        yield f"| {label} | {data['steps']:,} | {recorded} | {own} | {others} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
+    parser.add_argument("what", choices=("record", "run", "book"))
+    parser.add_argument("--data", type=Path, default=Path("offline-data"), help="folder of the datasets")
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument("--learners", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--to", type=Path, default=Path("offline.jsonl"))
-    parser.add_argument("--cpu-seconds", type=float, default=90.0, help="of d3rlpy's training")
-    parser.add_argument("--updates", type=int, default=0, help="of d3rlpy's training, in place of --cpu-seconds")
     parser.add_argument("--d3rlpy-python", default="", help="a Python with d3rlpy; without one ours runs alone")
-    parser.add_argument("--only", choices=("amago", "d3rlpy"), help="one of the learners")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE laid over our settings")
     arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition("-")
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "pendulum-mixed.hdf5"
-        recorded(path, seed=0)
-        for seed in range(int(first), int(last or first) + 1):
-            for result in results(path, seed, arguments):
-                line = json.dumps(result)
-                print(line, flush=True)
-                with arguments.to.open("a") as file:
-                    file.write(line + "\n")
+    if arguments.what == "record":
+        for name in arguments.tasks:
+            record(name, arguments.data)
+            print(name, json.dumps(measure(arguments.data / name / "dataset.hdf5")), flush=True)
+    elif arguments.what == "run":
+        for result in results(arguments):
+            line = json.dumps(result)
+            print(line, flush=True)
+            with arguments.to.open("a") as file:
+                file.write(line + "\n")
+    else:
+        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+        SECTION.write(PAGE, "\n".join(tabulate(rows)))
 
 
 if __name__ == "__main__":

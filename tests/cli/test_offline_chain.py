@@ -46,7 +46,7 @@ def score_in_gymnasium(bundle: str, seeds: list[int]) -> list[float]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("way", ["by hand", "d4rl-regression", "offline-to-online"])
+@pytest.mark.parametrize("way", ["by hand", "d4rl", "offline-to-online"])
 def test_a_file_becomes_a_policy(amago: Amago, steps: dict[str, np.ndarray], way: str) -> None:
     if way == "by hand":
         chain = [

@@ -15,7 +15,7 @@ from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
 from pipelines.envs.goals import GoalReward
 from pipelines.rollout.environment import find_env_model
-from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates
+from pipelines.stages.choices import Budget, Choices, DataFacts, EnvFacts, Rates
 from pipelines.stages.plan import plan
 from tests.tiers import examples
 
@@ -68,6 +68,7 @@ CHEETAH = replace(PENDULUM, name="gym:HalfCheetah-v5", action_size=6, horizon=1_
 COSTLY = replace(CHEETAH, length_min=1_000, length_max=1_000, only_costs=True, return_mean=-500.0)
 REACHED = GoalReward(tolerance=0.05, reward=0.0, step_reward=-1.0, ends=False)
 RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
+DATA = DataFacts(trajectories=100, steps=20_000, is_whole=True, return_mean=10.0, return_high=40.0)
 
 lengths = st.integers(1, 30_000)
 facts = st.builds(
@@ -485,3 +486,81 @@ def test_an_unknown_limit_is_guessed_from_what_was_seen() -> None:
     same = EnvFacts(name="x", action="Box", observation_size=1, episodes=9, length_min=40, length_max=40)
     assert same.longest == 40
     assert math.isclose(same.typical, 40)
+
+
+def choose_for_data(
+    seen: EnvFacts, minutes: float, rate: Rates, steps: int | None = None, **own: object
+) -> tuple[Choices, float]:
+    choices = Choices({"source": {"name": "own.npz"}, **own}, seen, Budget(minutes=minutes, steps=steps), DATA)
+    choices.choose_agent()
+    expected = choices.choose_schedule(rate, spent=5.0)
+    assert expected is not None
+    return choices, expected
+
+
+@examples(60)
+@given(facts, rates, st.floats(0.2, 5_000), st.booleans())
+def test_a_plan_for_a_dataset_imports_it_and_never_plays_to_learn(
+    seen: EnvFacts, rate: Rates, minutes: float, has_env: bool
+) -> None:
+    if not has_env:
+        rate, seen = replace(rate, collect_seconds=0.0), replace(seen, name="")
+    choices, expected = choose_for_data(seen, minutes, rate)
+    document = choices.document()
+    assert not document.keys() & {"collect", "exploration"}
+    settings = settings_of(choices)
+    steps = plan(settings)
+    done = [step.entry.stage for step in steps]
+    assert done[0] == "ingest"
+    assert done.count("ingest") == 1
+    assert set(done) == {"ingest", "train", *(["evaluate"] if has_env else [])}
+    updates = max(step.target for step in steps if step.entry.stage == "train")
+    assert settings.train.decay_steps == updates
+    assert expected >= updates * rate.update_seconds
+    assert settings.agent.actor.distribution != "grid"
+    assert settings.train.half_life == 0
+
+
+@examples(60)
+@given(facts, rates, st.floats(0.5, 2_000))
+def test_twice_the_time_for_a_dataset_is_never_fewer_updates(seen: EnvFacts, rate: Rates, minutes: float) -> None:
+    counts = []
+    for each in (minutes, 2 * minutes):
+        settings = settings_of(choose_for_data(seen, each, rate)[0])
+        counts.append(settings.epochs * settings.train.steps)
+    assert counts[1] >= counts[0] * 0.95  # two digits
+
+
+@pytest.mark.parametrize("minutes", [2, 10, 60])
+def test_a_plan_for_a_dataset_fills_its_time(minutes: float) -> None:
+    _, expected = choose_for_data(CHEETAH, minutes, Rates(update_seconds=5e-3, collect_seconds=5e-5))
+    assert 0.85 * 60 * minutes < expected < 1.05 * 60 * minutes
+
+
+def test_what_the_user_gives_of_a_plan_for_a_dataset_stands() -> None:
+    choices, _ = choose_for_data(CHEETAH, 5, RATES, epochs=3, train={"steps": 70}, agent={"bc_weight": 2.0})
+    settings = settings_of(choices)
+    assert (settings.epochs, settings.train.steps, settings.agent.bc_weight) == (3, 70, 2.0)
+    assert settings.train.decay_steps == 210
+
+
+def test_cloning_of_a_dataset_has_no_settings_of_critics() -> None:
+    choices, _ = choose_for_data(CHEETAH, 5, RATES, agent={"kind": "behaviour-cloning"})
+    assert not {"n_step", "target_tau", "bc_weight", "gammas"} & choices.document()["agent"].keys()
+
+
+@examples(60)
+@given(facts, rates, st.floats(0.2, 5_000), st.integers(1, 10**6), st.none() | st.integers(2, 60))
+def test_after_half_of_the_updates_on_a_dataset_so_many_steps_are_played(
+    seen: EnvFacts, rate: Rates, minutes: float, budget: int, epochs: int | None
+) -> None:
+    own = {} if epochs is None else {"epochs": epochs}
+    settings = settings_of(choose_for_data(seen, minutes, rate, budget, **own)[0])
+    played, trained = totals(settings)
+    assert budget - settings.epochs <= played <= max(budget, settings.epochs)
+    first = next(step for step in plan(settings) if step.entry.stage == "collect")
+    before = max(step.target for step in plan(settings) if step.entry.stage == "train" and step.epoch < first.epoch)
+    assert before == settings.train.steps * (settings.epochs // 2)
+    assert trained == settings.train.steps * settings.epochs
+    lakes = [step.settings.train.lakes for step in plan(settings) if step.entry.stage == "train"]
+    assert set(lakes) == {("{run}/offline:1",), ("{run}/offline:0.5", "{run}/lake:0.5")}

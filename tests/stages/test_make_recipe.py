@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from pipelines.config.load import merge, read_toml, resolve
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.goals import GoalReward
 from pipelines.envs.make import make
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.events import Event, Progress, Waiting, silent
+from pipelines.lake.spaces import Box, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.rollout.environment import find_env_model, with_actors
 from pipelines.stages.choices import Budget, Choices, EnvFacts
+from pipelines.stages.ingest import open_source
 from pipelines.stages.make_recipe import choose_limit, make_budget, make_recipe
-from pipelines.stages.measure import measure_env, measure_rates
+from pipelines.stages.measure import measure_data, measure_env, measure_rates, replay
 
 
 def measured(name: str, *, seconds: float = 5.0, least: float = 0.0, **params: object) -> EnvFacts:
@@ -387,6 +391,116 @@ def test_an_agent_that_learns_from_labels_needs_some_before_anything_is_measured
     with pytest.raises(UsageError, match="nothing labels what is collected"):
         run(env="tmaze", directory=tmp_path / "run", settings={"agent.target": "label"}, listener=listened.append)
     assert not any(isinstance(event, Progress) for event in listened)
+
+
+def record_pushes() -> list[dict[str, Any]]:
+    """Ten episodes of a point that is pushed, of 20 to 29 steps each: return 2 for each step, and the longer ones 1
+    more for each."""
+    rng, episodes = np.random.default_rng(5), []
+    for number in range(10):
+        length = 20 + number
+        actions = rng.uniform(-1, 1, (length, 1)).astype(np.float32)
+        places = np.concatenate((np.zeros((1, 1)), np.cumsum(actions, axis=0)))
+        rewards = np.full(length, 3.0 if number >= 5 else 2.0)
+        observations = np.concatenate((places, 40 * places), axis=1).astype(np.float32)
+        episodes.append({"observations": observations, "actions": actions, "rewards": rewards, "terminated": False})
+    return episodes
+
+
+@pytest.mark.system
+def test_a_dataset_is_measured_without_an_environment() -> None:
+    given = {"source": {"name": f"{__name__}:record_pushes"}, "train": {"context_length": 4}}
+
+    def settings(document: Mapping[str, Any]) -> Settings:
+        return resolve(merge(document, given), env_model=find_env_model)
+
+    heard: list[Event] = []
+    made = make_recipe(settings, given, Budget(minutes=0.02), listener=heard.append)
+    returns = sorted(float(each["rewards"].sum()) for each in record_pushes())
+    assert made.plan["data"] == {
+        "trajectories": 10,
+        "steps": sum(range(20, 30)),
+        "is_whole": True,
+        "return_mean": np.mean(returns),
+        "return_high": returns[-1],
+    }
+    facts = made.plan["measured"]
+    largest = max(float(np.abs(each["observations"]).max()) for each in record_pushes())
+    assert facts["observation_max"] == pytest.approx(largest, rel=0.05)
+    assert (facts["reward_max"], facts["length_min"], facts["length_max"]) == (3.0, 20, 29)
+    assert (facts["action"], facts["action_size"], facts["observation_size"]) == ("Box", 1, 2)
+    assert made.document["agent"]["timestep"]["symlog"]
+    assert [entry["stage"] for entry in made.document["stages"]] == ["ingest", "train"]
+    assert any("return 62.5" in str(getattr(event, "text", "")) for event in heard)
+
+
+def test_pieces_of_a_recorded_episode_are_one_return() -> None:
+    given = {"source": {"name": f"{__name__}:record_pushes", "longest": 7}}
+    with contextlib.closing(open_source(resolve(given, env_model=find_env_model))) as source:
+        found = measure_data(source, None, seconds=10, device="cpu", listener=silent)
+    assert (found.data.trajectories, found.facts.length_min, found.facts.length_max) == (10, 20, 29)
+
+
+def test_a_large_dataset_is_measured_in_part() -> None:
+    settings = resolve({"source": {"name": f"{__name__}:record_pushes"}}, env_model=find_env_model)
+    with contextlib.closing(open_source(settings)) as source:
+        whole = list(source.batches())
+        source.batches = lambda start=0: iter(whole * 2)  # type: ignore[method-assign]
+        found = measure_data(source, None, seconds=-1, device="cpu", listener=silent)
+    assert (found.data.trajectories, found.data.is_whole) == (10, False)
+
+
+def test_a_dataset_without_usable_steps_is_named() -> None:
+    settings = resolve({"source": {"name": f"{__name__}:record_pushes"}}, env_model=find_env_model)
+    with contextlib.closing(open_source(settings)) as source:
+        source.batches = lambda start=0: iter(())  # type: ignore[method-assign]
+        with pytest.raises(InputMissing, match="'record_pushes' has no usable steps"):
+            measure_data(source, None, seconds=1, device="cpu", listener=silent)
+
+
+once = iter(record_pushes())
+
+
+def test_a_dataset_that_can_be_read_once_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can be read once"):
+        run(source=f"{__name__}:once", directory=tmp_path / "run", minutes=0.01)
+
+
+def test_the_state_is_looked_for_in_recorded_steps() -> None:
+    """What moves the point is shown; where only the place before is, it is not."""
+
+    def look(observations: Callable[[np.ndarray], np.ndarray]) -> bool | None:
+        rng = np.random.default_rng(1)
+        force = rng.uniform(-1, 1, (16, 200, 1))
+        speed = np.cumsum(force, axis=1)
+        state = np.concatenate((np.cumsum(speed, axis=1), speed), axis=2)
+        seen = np.concatenate((np.zeros((16, 1, 2)), state), axis=1)
+        rows = observations(seen).astype(np.float32).reshape(16 * 201, -1)
+        taken = np.concatenate((np.zeros((16, 1, 1)), force), axis=1).astype(np.float32)
+        columns = {"obs": rows, "action": taken.reshape(-1, 1), "reward": np.zeros(16 * 201, np.float32)}
+        spaces = Spaces(observation={"obs": Box(shape=rows.shape[1:])}, action=Box(shape=(1,), low=(-1,), high=(1,)))
+        infos = [TrajectoryInfo(seed=number) for number in range(16)]
+        steps, _ = replay(Trajectories(columns, [201] * 16, infos), spaces, seconds=60)
+        return steps.transitions.show_state(rewards_are_known=True)
+
+    assert look(lambda state: state) is True
+    assert look(lambda state: state[..., 1:] ** 2 % 1.0) is False
+
+
+@pytest.mark.system
+def test_a_call_with_a_dataset_learns_from_it_and_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "tests.stages.test_run_offline:trajectories"
+    call = functools.partial(run, env="tmaze", source=source, minutes=0.03, settings={"env.corridor": 4})
+    done = call()
+    assert (done.status, done.run) == ("done", Path("runs/trajectories"))
+    assert done.metrics["ingested"] == 60
+    assert done.metrics["steps"] == 0
+    assert done.metrics["updates"] > 0
+    assert done.metrics["evaluated_split"] == "test"
+    assert call().status == "skipped"
+    with pytest.raises(UsageError, match="another command"):
+        run(env="tmaze", directory="runs/trajectories", minutes=0.03, settings={"env.corridor": 4})
 
 
 @pytest.mark.system

@@ -209,7 +209,7 @@ def test_section_has_every_seed_and_the_rest_of_the_page_is_kept(tmp_path, monke
     tasks = {"a": task("a", random=0, best=100), "b": task("b", random=0, best=1, kind="tuning")}
     monkeypatch.setattr(book, "load_tasks", lambda: tasks)
     page, results, plot = tmp_path / "results.md", tmp_path / "general.jsonl", tmp_path / "general.svg"
-    page.write_text(f"before\n{book.BEGIN}\nold\n{book.END}\nafter\n")
+    page.write_text(f"before\n{book.SECTION.begin}\nold\n{book.SECTION.end}\nafter\n")
     for seed, score in ((1, 20.0), (2, 30.0), (3, 70.0)):
         runs.append(results, row("a", "amago", seed, sampled=score, greedy=score + 1))
     runs.append(results, row("b", "ppo", sampled=0.5, greedy=0.25))
@@ -233,7 +233,7 @@ def test_games_are_compared_with_published_scores_by_the_highest_mean_return(tmp
     }
     monkeypatch.setattr(book, "load_tasks", lambda: tasks)
     page, results, plot = tmp_path / "results.md", tmp_path / "general.jsonl", tmp_path / "general.svg"
-    page.write_text(f"{book.BEGIN}{book.END}")
+    page.write_text(f"{book.SECTION.begin}{book.SECTION.end}")
     for name, seed, sampled, middle in (("A", 1, 0.1, 0.25), ("A", 2, 0.34, 0.2), ("B", 1, 0.9001, 0.0)):
         curve = [{"sampled": middle, "greedy": 5.0}, {"greedy": 5.0}]
         facts = {"curve": curve, "env_steps": 2000, "train_cpu_seconds": 299.6}

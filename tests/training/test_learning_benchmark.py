@@ -231,7 +231,7 @@ def test_curves_of_seeds_become_a_band_where_all_have_one(tmp_path: Path, ending
 
 def test_the_book_has_a_row_a_seed_set_and_the_command_that_repeats_it(tmp_path: Path) -> None:
     file, page = tmp_path / "results.jsonl", tmp_path / "results.md"
-    page.write_text(f"before\n{book.BEGIN}\nold\n{book.END}\nafter\n")
+    page.write_text(f"before\n{book.SECTION.begin}\nold\n{book.SECTION.end}\nafter\n")
     for seed in (100, 101):
         results.append(file, row(seed=seed, settings={"epochs": 3}, variant="short"))
     for _ in range(2):

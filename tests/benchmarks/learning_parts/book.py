@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.section import Section
 from pipelines.evaluation.statistics import bootstrap_ci_of_iqm, compute_iqm
-from pipelines.files.atomic import write_atomically
 from pipelines.runs.evaluations import name_mode
 from tests.benchmarks.learning_parts.summary import groups
 from tests.benchmarks.learning_parts.tasks import load_tasks
 
-BEGIN, END = "<!-- results: written by tests/benchmarks/learning.py book -->", "<!-- end of results -->"
+SECTION = Section("results", "tests/benchmarks/learning.py book")
 _HEAD = (
     "task",
     "score",
@@ -33,11 +33,7 @@ _HEAD = (
 
 def write(path: Path, target: Path) -> Path:
     """Replace the table in `target` by what the results in `path` say."""
-    text = target.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    found = groups(path, load_tasks()) if path.is_file() else []
-    write_atomically(target, f"{before}{BEGIN}\n{section(found)}\n{END}{after}")
+    SECTION.write(target, section(groups(path, load_tasks()) if path.is_file() else []))
     return target
 
 

@@ -222,7 +222,11 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         (["--env", "tmaze", "--minutes", -5], 2, "--minutes -5 is not a budget"),
         (["--env", "tmaze", "--set", "minutes=long"], 2, "minutes"),
         (["--env", "tmaze", "--set", "minutes=5", "--steps", 5], 2, "exclude each other"),
-        (["--env", "tmaze", "--set", "source.name=own.hdf5"], 2, "has no use for source; list its stages"),
+        (["--env", "tmaze", "--from", "own.hdf5"], 3, "own.hdf5"),
+        (["--from", "tests.stages.test_run_offline:trajectories", "--env", "bandit"], 3, "bandit"),
+        (["--from", "tests.stages.test_run_offline:trajectories", "--steps", 9], 2, "--steps: no environment is named"),
+        (["--from", "tests.stages.test_run_offline:trajectories", "--minutes", 0], 2, "--minutes 0 is not a budget"),
+        (["quickstart", "--from", "own.hdf5"], 2, "--from: recipe 'quickstart' imports no dataset"),
         (["--env", "tmaze", "--set", 'relabel.relabeler=["scale:2"]'], 2, "has no use for relabel"),
         (["--env", "tmaze", "--set", "train.context_lenth=3"], 2, "did you mean 'train.context_length'"),
         (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
@@ -237,6 +241,25 @@ def test_mistakes_are_one_line_and_leave_nothing(own: Amago, arguments: list[str
     assert words in failed.err
     assert "Traceback" not in failed.err
     assert not Path("runs").exists()
+
+
+@pytest.mark.system
+def test_steps_are_played_after_a_dataset_is_learned(amago: Amago) -> None:
+    source = "tests.stages.test_run_offline:trajectories"
+    words = ("--from", source, "--env", "tmaze", "--set", "env.corridor=4", "--set", "collect.workers=0")
+    words += ("--minutes", 0.05, "--steps", 120, "--set", "epochs=4")
+    shown = amago("run", *words, "--dry-run")
+    assert shown.code == 0, shown.err
+    assert "choices for --minutes 0.05 --steps 120" in shown.out
+    assert "dataset: return" in shown.err
+    done = amago("run", *words, "--output", "json")
+    assert done.code == 0, done.err
+    assert (done.json["metrics"]["steps"], done.json["metrics"]["ingested"]) == (120, 60)
+    assert amago("run", *words, "--output", "json").json["status"] == "skipped"
+    (kept,) = [row for row in stored("runs/trajectories")["recipe"]["plan"]["choices"] if row["setting"] == "stages"]
+    assert [entry["stage"] for entry in kept["value"]][:4] == ["ingest", "train", "collect", "train"]
+    other = amago("run", *words[:-4], "--steps", 121, "--set", "epochs=4")
+    assert (other.code, "--steps 120 -> --minutes 0.05 --steps 121" in other.err) == (2, True), other.err
 
 
 @pytest.mark.system
