@@ -238,28 +238,29 @@ def collect(
         RunDirectory(run).refuse_changes("collect", settings, fresh=fresh, undecided=True)
     with common.listening() as listener:
         chosen = None
-        if run is not None and not imports:
+        if run is not None:
             from pipelines.stages.make_recipe import choose_by_hand
 
-            given = request.document()
-            chosen = choose_by_hand(RunDirectory(run), given, request.settings, fresh=fresh, listener=listener)
+            directory, given = RunDirectory(run), request.document()
+            chosen = choose_by_hand(directory, given, request.settings, imports=imports, fresh=fresh, listener=listener)
         if chosen is not None:
             settings = chosen.settings
         if common.dry_run:
             does = f"import '{settings.source.name}'" if imports else f"play '{settings.env.name}'"
             plan = read_plan(run) if chosen is None else chosen.recipe["plan"]
             writes = {"lake": where} | ({"run": run} if run else {})
-            return preview(common, settings, writes=writes, does=does, plan=None if imports else plan)
-        if imports:
-            from pipelines.stages import ingest
-
-            return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
+            return preview(common, settings, writes=writes, does=does, plan=plan)
         if chosen is not None:
             text = f"settings of all stages are chosen; each with its reason: amago collect --run {run} --dry-run"
             listener(Notice(text=text))
+        recipe = None if chosen is None else chosen.recipe
+        if imports:
+            from pipelines.stages import ingest
+
+            to = where if place else None
+            return ingest.run(settings, run=run, lake=to, listener=listener, fresh=fresh, recipe=recipe)
         from pipelines.stages import collect as stages
 
-        recipe = None if chosen is None else chosen.recipe
         return stages.run(
             settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None, recipe=recipe
         )

@@ -92,7 +92,7 @@ N_STEP = 3
 DATA_HORIZON = 100
 DATA_LAKE = "{run}/offline"
 EPOCHS_BEFORE_PLAY = 20  # and as many with it
-IMITATION_WEIGHT = 0.3
+IMITATION_WEIGHT = 1.0
 # Points in each dimension by the number of dimensions of Box actions. The same updates learn much more from the values
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
 GRID_POINTS, LEAST_GRID_POINTS = {1: 5, 2: 3}, 2
@@ -262,10 +262,12 @@ class EnvFacts:
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """What was found in a dataset that is to be learned from, or in its beginning, unless `is_whole`: numbers of
-    `trajectories` and `steps`; the mean of their returns, and that of their best tenth, `return_high`."""
+    `trajectories` and `steps`; the mean of their returns, and that of their best tenth, `return_high`.
+    `total_steps`: an estimate of all there are."""
 
     trajectories: int
     steps: int
+    total_steps: int
     is_whole: bool
     return_mean: float
     return_high: float
@@ -682,7 +684,7 @@ class Choices:
             every = max(math.ceil(epochs / number), 1)
             stages += _list_evaluations(every, episodes)
             reason = f"{math.ceil(epochs / every)} evaluations of {episodes} episodes choose the best checkpoint"
-        times = updates * self._count_tokens() / self.data.steps
+        times = updates * self._count_tokens() / self.data.total_steps
         self.choose("stages", stages, f"a recorded step is learned from {times:.2g} times; {reason}")
         return spent + CLOSING_SECONDS + updates * update + epochs * EPOCH_OVERHEAD + other
 
@@ -700,7 +702,16 @@ class Choices:
 
     def choose_amounts(self) -> None:
         """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps:
-        the updates of all its epochs are one training. As more may follow, the learning rate does not fall."""
+        the updates of all its epochs are one training; for a dataset, as many as for steps that are collected. As more
+        may follow, the learning rate does not fall."""
+        if self.data is not None:
+            updates = max(round(REPLAY_RATIO * self.data.total_steps / self._count_tokens()), 1)
+            updates = self.choose("train.steps", updates, f"a recorded step is learned from {REPLAY_RATIO:g} times")
+            self._choose_learning_shares(updates)
+            if self.facts.name:
+                most = EVALUATION_SHARE * 2 * self.data.total_steps / self.facts.typical
+                self._choose_evaluation(_clamp(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES))
+            return
         assert self.budget.steps is not None
         steps = self._count_actions(self.budget.steps)
         actors, tokens, first = self._count_units()

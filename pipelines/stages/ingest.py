@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ def run(
     lake: Path | str | None = None,
     listener: Listener = silent,
     fresh: bool = False,
+    recipe: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Import from `source.name` until it is exhausted or `source.steps` are in the lake.
+    """Import from `source.name` until it is exhausted or `source.steps` are in the lake. `recipe` is recorded in a new
+    run, as by `collect`.
 
     InputMissing if the source does not exist or does not match, IntegrityError if it is damaged; the lake is then
     unchanged.
@@ -62,7 +64,7 @@ def run(
         intake.refuse_other_content(fresh=fresh)
         intake.check()
         if directory is not None:
-            directory.record("collect", settings, fresh=fresh)
+            directory.record("collect", settings, fresh=fresh, recipe=recipe)
         if replaced:
             shutil.rmtree(where, ignore_errors=True)
         metrics = intake.store(where, directory)

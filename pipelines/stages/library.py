@@ -88,15 +88,7 @@ def collect(
     named["source.steps" if imports else "collect.steps"] = wanted
     resolved = _resolve(stored, named, settings)
     directory = None if run is None else Path(run)
-    if imports:
-        from pipelines.stages import ingest
-
-        if lake is None and resolved.source.lake:
-            lake = locate_lake(resolved.source.lake, directory or Path())
-        return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh)
-    from pipelines.stages import collect as engine
-
-    if fresh:
+    if fresh and not imports:
         resolved = resolved.model_copy(update={"source": SourceSettings()})
     chosen = None
     if directory is not None:
@@ -104,19 +96,23 @@ def collect(
             RunDirectory(directory),
             fold({}, _list_assignments(named, settings)),
             lambda document: _resolve(document, named, settings),
+            imports=imports,
             fresh=fresh,
             listener=listener,
         )
     if chosen is not None:
         resolved = chosen.settings
+    recipe = None if chosen is None else chosen.recipe
+    if imports:
+        from pipelines.stages import ingest
+
+        if lake is None and resolved.source.lake:
+            lake = locate_lake(resolved.source.lake, directory or Path())
+        return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh, recipe=recipe)
+    from pipelines.stages import collect as engine
+
     return engine.run(
-        resolved,
-        run=directory,
-        lake=lake,
-        listener=listener,
-        fresh=fresh,
-        add=add is not None,
-        recipe=None if chosen is None else chosen.recipe,
+        resolved, run=directory, lake=lake, listener=listener, fresh=fresh, add=add is not None, recipe=recipe
     )
 
 

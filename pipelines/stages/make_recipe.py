@@ -134,24 +134,25 @@ def make_recipe(
         raise UsageError(
             "--steps: no environment is named to take them in", hint="give --env ENV, or leave --steps out"
         )
+    if has_data and budget.steps is not None and settings.epochs == 1 and "epochs" in given:
+        raise UsageError("epochs = 1: it plays in the second half of them", hint="give 2 or more, or leave --steps out")
+    if has_data and not _can_measure(settings, listener):
+        raise UsageError(
+            f"'{settings.source.name}' can be read once, and is read to be measured and to be imported",
+            hint="name a function that returns its trajectories",
+        )
     if settings.agent.target == "label" and not has_data:
         from pipelines.stages.run import require_labels  # imports torch
 
         require_labels(settings)  # before what takes minutes
-    facts = _measure_env(settings, budget, listener)[0] if settings.env.name else None
-    recorded = None
-    if has_data:
-        recorded = _measure_data(settings, facts, budget, listener)
-        facts = recorded.facts
-    assert facts is not None
-    if (tasks := settings.collect.tasks) and not has_data:  # their holders determine the number of actors
+    if (tasks := settings.collect.tasks) and (
+        not has_data or budget.steps is not None
+    ):  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
 
         count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
         given = {**given, "collect": {**given.get("collect", {}), "actors": count * settings.collect.copies}}
-    choices = Choices(given, facts, budget, None if recorded is None else recorded.data)
-    if settings.env.name:
-        choose_limit(choices, settings)
+    choices, recorded = _measure(settings, given, budget, listener)
     choices.choose_agent()
     rates: Rates | None = None
     if budget.minutes is not None:
@@ -163,10 +164,6 @@ def make_recipe(
     in_cpu_seconds = rates is not None and rates.in_cpu_seconds
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
     expected = choices.choose_schedule(rates, spent=spent)
-    if settings.env.name:
-        _report_random_play(choices.facts, listener)
-    if recorded is not None:
-        _report_data(recorded.data, listener)
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
         listener(Notice(stage="measure", text=text, level="warning"))
@@ -178,16 +175,25 @@ def choose_by_hand(
     given: Mapping[str, Any],
     resolve: Resolve,
     *,
+    imports: bool = False,
     fresh: bool = False,
     listener: Listener = silent,
 ) -> Begun | None:
-    """Choose the settings of a run that begins with a random `collect`, for that many environment steps, so that the
-    stages after it find them in the run. None if nothing is to be chosen: the run has begun, its steps are for the
-    agent of another run, or its settings are those of a recipe.
+    """Choose the settings of a run that begins with a random `collect`, for that many environment steps, or with one
+    that `imports` a dataset, so that the stages after it find them in the run. None if nothing is to be chosen: the run
+    has begun, its steps are for the agent of another run, or its settings are those of a recipe.
 
     `given` and `resolve` as for `make_recipe`. With `fresh`, settings are kept as long as the environment is the same.
     """
     settings = resolve({})
+    if imports:
+        if "stages" in given or directory.exists() or not _can_measure(settings, listener):
+            return None
+        choices = _measure(settings, given, Budget(minutes=DEFAULT_MINUTES), listener)[0]
+        choices.choose_agent()
+        choices.choose_amounts()
+        made = MadeRecipe.of(choices)
+        return made.begin(given, resolve(made.document))
     if "stages" in given or settings.collect.follow or settings.collect.policy not in ("auto", "random"):
         return None
     if directory.exists():
@@ -215,6 +221,25 @@ def choose_by_hand(
     _report_random_play(choices.facts, listener)
     made = MadeRecipe.of(choices)
     return made.begin(given, resolve(made.document))
+
+
+def _measure(
+    settings: Settings, given: Mapping[str, Any], budget: Budget, listener: Listener
+) -> tuple[Choices, Recorded | None]:
+    """Measure the environment and the dataset that the settings name, and report both; begin the table of choices."""
+    facts = _measure_env(settings, budget, listener)[0] if settings.env.name else None
+    recorded = None
+    if settings.source.name:
+        recorded = _measure_data(settings, facts, budget, listener)
+        facts = recorded.facts
+    assert facts is not None
+    choices = Choices(given, facts, budget, None if recorded is None else recorded.data)
+    if settings.env.name:
+        choose_limit(choices, settings)
+        _report_random_play(choices.facts, listener)
+    if recorded is not None:
+        _report_data(recorded.data, listener)
+    return choices, recorded
 
 
 def _size_collect(collect: CollectSettings, env: EnvSettings, listener: Listener) -> tuple[int, int]:
@@ -261,6 +286,14 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
     return replace(play(env), step_change=facts.step_change, inertia=facts.inertia), env
 
 
+def _can_measure(settings: Settings, listener: Listener) -> bool:
+    """Check whether the dataset can be read more than once."""
+    from pipelines.stages.ingest import open_source
+
+    with contextlib.closing(open_source(settings, listener)) as source:
+        return bool(getattr(source, "repeats", True))
+
+
 def _measure_data(settings: Settings, env: EnvFacts | None, budget: Budget, listener: Listener) -> Recorded:
     """Read the dataset, or its beginning, for a share of the budget."""
     from pipelines.stages import measure  # imports torch
@@ -270,11 +303,6 @@ def _measure_data(settings: Settings, env: EnvFacts | None, budget: Budget, list
     listener(Notice(stage="measure", text=f"what was recorded in {settings.source.name}"))
     seconds = min(max(_DATA_SHARE * 60 * budget.minutes, _LEAST_DATA), _MOST_DATA)
     with contextlib.closing(open_source(settings, listener)) as source:
-        if not getattr(source, "repeats", True):
-            raise UsageError(
-                f"'{settings.source.name}' can be read once, and is read to be measured and to be imported",
-                hint="name a function that returns its trajectories",
-            )
         return measure.measure_data(source, env, seconds=seconds, device=settings.train.device, listener=listener)
 
 

@@ -174,6 +174,7 @@ def measure_data(
     data = DataFacts(
         trajectories=len(returns),
         steps=found.steps,
+        total_steps=found.steps if is_whole else max(found.steps, source.steps or 0),
         is_whole=is_whole,
         return_mean=float(returns.mean()),
         return_high=float(returns[-max(len(returns) // 10, 1) :].mean()),

@@ -51,7 +51,7 @@ def test_a_file_becomes_a_policy(amago: Amago, steps: dict[str, np.ndarray], way
     if way == "by hand":
         chain = [
             ("collect", "--from", "own.hdf5", "--env", ENV, "--run", "own"),
-            ("train", "--from-lake", "own", "--steps", 5, *tiny("agent.actor_weight=0", "agent.bc_weight=1")),
+            ("train", "--from-lake", "own", "--steps", 5),
         ]
     else:
         given = ("source.name=own.hdf5", f"env.name={ENV}", "train.steps=5", "evaluate.episodes=2", *tiny()[1::2])

@@ -68,7 +68,7 @@ CHEETAH = replace(PENDULUM, name="gym:HalfCheetah-v5", action_size=6, horizon=1_
 COSTLY = replace(CHEETAH, length_min=1_000, length_max=1_000, only_costs=True, return_mean=-500.0)
 REACHED = GoalReward(tolerance=0.05, reward=0.0, step_reward=-1.0, ends=False)
 RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
-DATA = DataFacts(trajectories=100, steps=20_000, is_whole=True, return_mean=10.0, return_high=40.0)
+DATA = DataFacts(trajectories=100, steps=20_000, total_steps=20_000, is_whole=True, return_mean=10.0, return_high=40.0)
 
 lengths = st.integers(1, 30_000)
 facts = st.builds(

@@ -420,6 +420,7 @@ def test_a_dataset_is_measured_without_an_environment() -> None:
     assert made.plan["data"] == {
         "trajectories": 10,
         "steps": sum(range(20, 30)),
+        "total_steps": sum(range(20, 30)),
         "is_whole": True,
         "return_mean": np.mean(returns),
         "return_high": returns[-1],
