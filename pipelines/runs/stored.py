@@ -206,6 +206,13 @@ class StoredRun:
         return to_number(budget.get("minutes")) if isinstance(budget, Mapping) else None
 
     @property
+    def recorded_return(self) -> float | None:
+        """The mean return of the dataset that a run without a recipe learned from; None if there is none."""
+        plan = self._recipe.get("plan")
+        data = plan.get("data") if isinstance(plan, Mapping) else None
+        return to_number(data.get("return_mean")) if isinstance(data, Mapping) else None
+
+    @property
     def random_play(self) -> RandomPlay | None:
         """The score of random play, if it was measured or is known exactly."""
         found = find_last_and_best(self.scores.final)

@@ -88,11 +88,15 @@ TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
 # search, which chance helps: point-robot, one seed, had .49 .84 .99 by attempt instead of .66 .81 1.00.
 ENTROPY_WEIGHT = 0.1
 N_STEP = 3
-# Of a dataset.
+# Of a dataset: the first 144,000 steps of an agent that learns to run as HalfCheetah (mean return 395), 24,000 updates.
+# The policy's own values with filtered imitation had 3,284 and 3,407 (two seeds; weight .3: 3,536 and 2,963; .1: 2,908,
+# and 283 after two thirds), imitation alone 3,109, imitation of all that was recorded 177. Late steps of that agent
+# (4,629): 5,520, imitation alone 5,346, weight .3 4,712 after 5,614. One-step returns had 1,142 after a third, those of
+# three steps 2,627. LunarLander's first 90,000 steps (-121): 266, and 134 with three discounts up to .999.
+IMITATION_WEIGHT = 1.0
 DATA_HORIZON = 100
 DATA_LAKE = "{run}/offline"
 EPOCHS_BEFORE_PLAY = 20  # and as many with it
-IMITATION_WEIGHT = 1.0
 # Points in each dimension by the number of dimensions of Box actions. The same updates learn much more from the values
 # of a few known actions: LunarLanderContinuous had 221 after 177 CPU seconds, and -25 by a density over the box.
 GRID_POINTS, LEAST_GRID_POINTS = {1: 5, 2: 3}, 2
@@ -391,9 +395,8 @@ class Choices:
         given = self.find("agent.actor.distribution")
         if not facts.is_box or given is not None:
             return facts.is_box and given == "grid"
-        return (
-            facts.action_size in GRID_POINTS and self._has_tables and self.data is None
-        )  # was recorded between points
+        has_points = self.data is None  # recorded actions lie between them
+        return has_points and facts.action_size in GRID_POINTS and self._has_tables
 
     @property
     def _is_density(self) -> bool:

@@ -50,7 +50,7 @@ from pipelines.rollout.plan import (
 )
 from pipelines.rollout.policies import Acting
 from pipelines.runs import progress
-from pipelines.runs.evaluations import Evaluation, find_last_and_best, name_mode
+from pipelines.runs.evaluations import Evaluation, RandomPlay, find_last_and_best, name_mode
 from pipelines.runs.progress import record_progress
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel
@@ -448,11 +448,16 @@ class ChainRunner:
         )
 
     def _remark(self) -> str:
-        """Write the remark on a score that is not above random play; "" for any other."""
+        """Write the remark on a score that is not above random play, or below what was recorded; "" for any other."""
         stored = read_run(self.directory.path)
-        found, random = find_last_and_best(stored.scores.final), stored.random_play
-        if found is None or random is None or not (said := random.compare(found[0])):
+        found, random, recorded = find_last_and_best(stored.scores.final), stored.random_play, stored.recorded_return
+        if found is None:
             return ""
+        if random is None or not (said := random.compare(found[0])):
+            if recorded is None or RandomPlay(return_mean=recorded).compare(found[0]) != "below":
+                return ""
+            text = f"the score is below what was recorded: return {found[0].metrics['return_mean']:.4g}, {recorded:.4g}"
+            return f"{text}; try imitation alone, --set agent.actor_weight=0, with another --run"
         what = "below random play" if said == "below" else "no better than random play"
         text = f"the score is {what}: return {found[0].metrics['return_mean']:.4g}, random {random}"
         minutes = stored.planned_minutes
@@ -489,6 +494,8 @@ class ChainRunner:
             figures |= {"evaluated_update": last.update, "evaluated_split": last.split}
             figures |= {key: last.metrics[key] for key in (*_SCORES, *_GAPS) if key in last.metrics}
             figures |= _compare_modes(last, evaluations)
+        if stored.recorded_return is not None:
+            figures["recorded_return"] = stored.recorded_return
         if (random := stored.random_play) is not None:
             figures["random_return"] = random.return_mean
             if found is not None and (said := random.compare(found[0])):

@@ -23,10 +23,12 @@ from pipelines.events import Event, Progress, Waiting, silent
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.rollout.environment import find_env_model, with_actors
+from pipelines.runs.evaluations import RandomPlay
 from pipelines.stages.choices import Budget, Choices, EnvFacts
 from pipelines.stages.ingest import open_source
 from pipelines.stages.make_recipe import choose_limit, make_budget, make_recipe
 from pipelines.stages.measure import measure_data, measure_env, measure_rates, replay
+from tests.stages.test_run_offline import trajectories
 
 
 def measured(name: str, *, seconds: float = 5.0, least: float = 0.0, **params: object) -> EnvFacts:
@@ -502,6 +504,21 @@ def test_a_call_with_a_dataset_learns_from_it_and_is_evaluated(tmp_path: Path, m
     assert call().status == "skipped"
     with pytest.raises(UsageError, match="another command"):
         run(env="tmaze", directory="runs/trajectories", minutes=0.03, settings={"env.corridor": 4})
+
+
+def record_riches() -> list[dict[str, Any]]:
+    """T-Mazes that paid more than any does."""
+    return [{**each, "rewards": np.full(len(each["rewards"]), 100.0)} for each in trajectories()]
+
+
+@pytest.mark.system
+def test_a_score_below_what_was_recorded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RandomPlay, "find", lambda *_: None)  # which would be told first
+    source = f"{__name__}:record_riches"
+    done = run(env="tmaze", source=source, directory=tmp_path / "run", minutes=0.02, settings={"env.corridor": 4})
+    assert done.metrics["recorded_return"] == 500
+    assert "the score is below what was recorded" in done.remark
+    assert done.remark.endswith("with another --run")
 
 
 @pytest.mark.system
