@@ -132,6 +132,8 @@ def catalogue() -> list[Entry]:
 
 def resolve(name: str) -> tuple[str, Entry]:
     """Find what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
+    if not name:
+        raise UsageError("no environment is named", hint="give --env ENV (`amago envs` lists them)")
     entry = _find_ours(name)
     for point in entry_points(_KIND):
         if point.name == name and entry is not None:
