@@ -197,6 +197,8 @@ def _make_tiles(run: ShownRun) -> Iterator[Markup]:
     if (random := stored.random_play) is not None:
         measured = f"{random.episodes:,} episodes" if random.episodes else "known exactly"
         yield tile("return of random play", f"{random.return_mean:.4g}", measured)
+    if (recorded := stored.recorded_return) is not None:
+        yield tile("return in the dataset", f"{recorded:.4g}", "mean of its trajectories")
     if stored.share is not None and stored.state.status == "running":
         left = f"{duration(stored.seconds_left)} left" if stored.seconds_left is not None else ""
         yield tile("done", f"{stored.share:.0%}", left)

@@ -303,7 +303,14 @@ def _measure_data(settings: Settings, env: EnvFacts | None, budget: Budget, list
     listener(Notice(stage="measure", text=f"what was recorded in {settings.source.name}"))
     seconds = min(max(_DATA_SHARE * 60 * budget.minutes, _LEAST_DATA), _MOST_DATA)
     with contextlib.closing(open_source(settings, listener)) as source:
-        return measure.measure_data(source, env, seconds=seconds, device=settings.train.device, listener=listener)
+        return measure.measure_data(
+            source,
+            env,
+            steps=settings.source.steps,
+            seconds=seconds,
+            device=settings.train.device,
+            listener=listener,
+        )
 
 
 def choose_limit(choices: Choices, settings: Settings) -> None:

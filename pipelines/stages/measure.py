@@ -147,10 +147,10 @@ class Recorded:
 
 
 def measure_data(
-    source: Importer, env: EnvFacts | None, *, seconds: float, device: str, listener: Listener
+    source: Importer, env: EnvFacts | None, *, steps: int = 0, seconds: float, device: str, listener: Listener
 ) -> Recorded:
-    """Read trajectories of `source` for up to `seconds`: what they returned, and the facts of the environment `env`
-    with the magnitudes that occur in them; without one, all facts that they show of it.
+    """Read trajectories of `source`, up to so many `steps` (0: all), for up to `seconds`: what they returned, and the
+    facts of the environment `env` with the magnitudes that occur in them; without one, all facts that they show of it.
 
     Errors are those of the source.
     """
@@ -158,23 +158,26 @@ def measure_data(
     found, began = _RecordedEpisodes(), time.monotonic()
     is_whole, sample, sampled = True, list[Trajectories](), 0
     for batch in source.batches():
-        if is_late := time.monotonic() - began > seconds and bool(found.returns):
-            is_whole = not is_late
+        if found.returns and time.monotonic() - began > seconds / 2:
+            is_whole = False
             break
         found.note(batch)
         if sampled < _SAMPLE_BYTES:
             sample.append(batch)
             sampled += batch.nbytes
-        listener(Progress(stage=_STAGE, done=found.steps, total=source.steps, unit="recorded steps"))
+        listener(Progress(stage=_STAGE, done=found.steps, total=steps or source.steps, unit="recorded steps"))
+        if 0 < steps <= found.steps:
+            break
     if not found.returns:
         raise InputMissing(f"'{source.label}' has no usable steps", hint="name a dataset with trajectories")
     joined = Trajectories.join(sample)
-    seen, sampled_actors = replay(joined, spaces, seconds=seconds)
+    seen, sampled_actors = replay(joined, spaces, seconds=seconds / 2)
     returns = np.sort(found.returns)
+    total = found.steps if is_whole else max(found.steps, source.steps or 0)
     data = DataFacts(
         trajectories=len(returns),
         steps=found.steps,
-        total_steps=found.steps if is_whole else max(found.steps, source.steps or 0),
+        total_steps=min(total, steps) if steps else total,
         is_whole=is_whole,
         return_mean=float(returns.mean()),
         return_high=float(returns[-max(len(returns) // 10, 1) :].mean()),

@@ -453,6 +453,12 @@ def test_a_large_dataset_is_measured_in_part() -> None:
     assert (found.data.trajectories, found.data.is_whole) == (10, False)
 
 
+def test_steps_that_are_not_imported_do_not_count() -> None:
+    settings = resolve({"source": {"name": f"{__name__}:record_pushes"}}, env_model=find_env_model)
+    with contextlib.closing(open_source(settings)) as source:
+        assert measure_data(source, None, steps=50, seconds=9, device="cpu", listener=silent).data.total_steps == 50
+
+
 def test_a_dataset_without_usable_steps_is_named() -> None:
     settings = resolve({"source": {"name": f"{__name__}:record_pushes"}}, env_model=find_env_model)
     with contextlib.closing(open_source(settings)) as source:
@@ -519,6 +525,7 @@ def test_a_score_below_what_was_recorded_is_told(tmp_path: Path, monkeypatch: py
     assert done.metrics["recorded_return"] == 500
     assert "the score is below what was recorded" in done.remark
     assert done.remark.endswith("with another --run")
+    assert "return in the dataset" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.system
