@@ -47,7 +47,7 @@ class Task:
     env: str
     minutes: float
     share: float
-    learners: tuple[str, ...] = ("td3bc", "iql", "bc")
+    learners: tuple[str, ...] = ("td3bc", "iql", "cql", "bc")
     tuning: bool = False
 
 
@@ -92,8 +92,20 @@ if learner == "iql":
 config = {
     "td3bc": lambda: algos.TD3PlusBCConfig(alpha=2.5, observation_scaler=scaler),
     "iql": lambda: algos.IQLConfig(weight_temp=3.0, expectile=0.7, observation_scaler=scaler, reward_scaler=rewards),
+    "cql": lambda: algos.CQLConfig(
+        actor_learning_rate=1e-4,
+        critic_learning_rate=3e-4,
+        temp_learning_rate=1e-4,
+        alpha_learning_rate=0.0,
+        batch_size=256,
+        n_action_samples=10,
+        conservative_weight=5.0,
+        observation_scaler=scaler,
+    ),
     "bc": lambda: algos.BCConfig(batch_size=256, observation_scaler=scaler),
-    "dcql": lambda: algos.DiscreteCQLConfig(batch_size=64, observation_scaler=scaler),
+    "dcql": lambda: algos.DiscreteCQLConfig(  # its defaults are for Atari: 8,000 updates between targets
+        learning_rate=1e-3, target_update_interval=100, batch_size=256, observation_scaler=scaler
+    ),
     "dbc": lambda: algos.DiscreteBCConfig(batch_size=256, observation_scaler=scaler),
 }[learner]()
 agent = config.create(device="cpu:0")
@@ -225,7 +237,7 @@ def results(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def tabulate(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of the page: a line for each task, with the returns of all seeds."""
-    names = {"td3bc": "TD3+BC", "iql": "IQL", "bc": "BC", "dcql": "DiscreteCQL", "dbc": "DiscreteBC"}
+    names = {"td3bc": "TD3+BC", "iql": "IQL", "cql": "CQL", "bc": "BC", "dcql": "DiscreteCQL", "dbc": "DiscreteBC"}
     yield "| task | steps | recorded: mean, best tenth | amago: best, last | d3rlpy |"
     yield "|---|---|---|---|---|"
     for name, task in TASKS.items():
