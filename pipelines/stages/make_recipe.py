@@ -287,10 +287,14 @@ def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> tupl
 
 
 def _can_measure(settings: Settings, listener: Listener) -> bool:
-    """Check whether the dataset can be read more than once."""
+    """Check whether the dataset can be read more than once. UsageError if it lacks labels that are to be learned."""
     from pipelines.stages.ingest import open_source
 
     with contextlib.closing(open_source(settings, listener)) as source:
+        if settings.agent.target == "label" and not source.labelled:
+            raise UsageError(
+                f"agent.target is 'label', but '{settings.source.name}' has no labels", hint="leave out agent.target"
+            )
         return bool(getattr(source, "repeats", True))
 
 

@@ -496,6 +496,11 @@ def test_the_state_is_looked_for_in_recorded_steps() -> None:
     assert look(lambda state: state[..., 1:] ** 2 % 1.0) is False
 
 
+def test_labels_that_a_dataset_lacks_are_missed_before_it_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no labels"):
+        run(source=f"{__name__}:record_pushes", directory=tmp_path / "run", settings={"agent.target": "label"})
+
+
 @pytest.mark.system
 def test_a_call_with_a_dataset_learns_from_it_and_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
