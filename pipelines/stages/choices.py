@@ -144,7 +144,8 @@ LONG_EPISODE = 1_000  # beyond it, the limit of an episode says little about its
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What a run may use: minutes of this machine, or environment steps. Exactly one of them is set, except for a run
-    that learns from a dataset: minutes, and the environment steps that it takes after that (None: none)."""
+    that learns from a dataset: minutes, and the environment steps that it takes after that (None: none). Stages by hand
+    have the steps that are recorded."""
 
     minutes: float | None = None
     steps: int | None = None
@@ -386,7 +387,7 @@ class Choices:
     @property
     def _plays(self) -> bool:
         """Whether the run collects steps to learn from."""
-        return self.data is None or self.budget.steps is not None
+        return self.data is None or (self.budget.minutes is not None and self.budget.steps is not None)
 
     @property
     def _uses_grid(self) -> bool:

@@ -145,9 +145,8 @@ def make_recipe(
         from pipelines.stages.run import require_labels  # imports torch
 
         require_labels(settings)  # before what takes minutes
-    if (tasks := settings.collect.tasks) and (
-        not has_data or budget.steps is not None
-    ):  # their holders determine the number of actors
+    plays = not has_data or budget.steps is not None
+    if plays and (tasks := settings.collect.tasks):  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
 
         count = tasks if isinstance(tasks, int) else len(read_tasks(tasks))
@@ -189,7 +188,9 @@ def choose_by_hand(
     if imports:
         if "stages" in given or directory.exists() or not _can_measure(settings, listener):
             return None
-        choices = _measure(settings, given, Budget(minutes=DEFAULT_MINUTES), listener)[0]
+        choices, recorded = _measure(settings, given, Budget(minutes=DEFAULT_MINUTES), listener)
+        assert recorded is not None
+        choices.budget = Budget(steps=recorded.data.total_steps)
         choices.choose_agent()
         choices.choose_amounts()
         made = MadeRecipe.of(choices)
@@ -406,7 +407,7 @@ def read_budget(plan: Mapping[str, Any]) -> Budget:
     is_whole = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= _ROW for row in rows)
     if is_whole and (minutes is not None or steps is not None):
         with contextlib.suppress(UsageError):
-            return make_budget(minutes, steps, has_data="data" in plan)
+            return make_budget(minutes, steps, has_data="data" in plan and minutes is not None)
     raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
 
 

@@ -61,6 +61,10 @@ def test_a_file_becomes_a_policy(amago: Amago, steps: dict[str, np.ndarray], way
         done = amago(*words, "--output", "json", "-q")
         assert done.code == 0, done.err
 
+    if way == "by hand":
+        shown = amago("collect", "--run", "own", "--dry-run")
+        assert "choices for --steps 800" in shown.out, shown.out
+        assert "a recorded step is learned from 16 times" in shown.out
     lake = "own/offline" if way == "offline-to-online" else "own"
     found = amago("lake", "sql", lake, 'select length, "return" as total, env from trajectories', "--output", "json")
     starts = np.flatnonzero(np.r_[True, (steps["terminals"] | steps["timeouts"])[:-1]])
