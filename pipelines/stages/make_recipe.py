@@ -22,7 +22,6 @@ from pipelines.stages.choices import (
     Budget,
     Choice,
     Choices,
-    DataFacts,
     EnvFacts,
     Rates,
     round_digits,
@@ -239,7 +238,12 @@ def _measure(
         choose_limit(choices, settings)
         _report_random_play(choices.facts, listener)
     if recorded is not None:
-        _report_data(recorded.data, listener)
+        data = recorded.data
+        what = (
+            f"{data.trajectories:,} trajectories of {data.steps:,} steps{'' if data.is_whole else ', its first ones'}"
+        )
+        text = f"dataset: return {data.return_mean:.4g}, of the best tenth {data.return_high:.4g} ({what})"
+        listener(Notice(stage="measure", text=text))
     return choices, recorded
 
 
@@ -351,14 +355,6 @@ def _report_random_play(facts: EnvFacts, listener: Listener) -> None:
         text = "no limit of an episode is known, and an evaluation plays episodes to their ends"
         text += "; if they may not end, give --set env.max_episode_steps=N"
         listener(Notice(stage="measure", text=text, level="warning"))
-
-
-def _report_data(data: DataFacts, listener: Listener) -> None:
-    """Send a notice of the returns that were recorded."""
-    part = "" if data.is_whole else "in the beginning of it, "
-    text = f"{part}{data.trajectories:,} trajectories of {data.steps:,} steps"
-    text = f"dataset: return {data.return_mean:.4g}, of the best tenth {data.return_high:.4g} ({text})"
-    listener(Notice(stage="measure", text=text))
 
 
 @dataclass(frozen=True, kw_only=True)

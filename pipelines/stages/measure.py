@@ -171,7 +171,7 @@ def measure_data(
     if not found.returns:
         raise InputMissing(f"'{source.label}' has no usable steps", hint="name a dataset with trajectories")
     joined = Trajectories.join(sample)
-    seen, sampled_actors = replay(joined, spaces, seconds=seconds / 2)
+    seen = SeenSteps.replay(joined, spaces, seconds=seconds / 2)
     returns = np.sort(found.returns)
     total = found.steps if is_whole else max(found.steps, source.steps or 0)
     data = DataFacts(
@@ -202,9 +202,7 @@ def measure_data(
         has_images=any(isinstance(space, Box) and space.is_image for space in observation.values()),
         has_text=any(isinstance(space, Ragged) for space in observation.values()),
         horizon=max(found.lengths),
-        shows_state=None
-        if len(found.tasks) > 1 or sampled_actors < 2
-        else seen.transitions.show_state(rewards_are_known=False),
+        shows_state=None if len(found.tasks) > 1 else seen.transitions.show_state(rewards_are_known=False),
         episodes=len(returns),
         length_mean=round_digits(float(np.mean(found.lengths))),
         length_min=min(found.lengths),
@@ -241,25 +239,6 @@ class _RecordedEpisodes:
             self.steps += rows - 1
             self.tasks.add(info.task)
             self._goes_on = info.continues
-
-
-def replay(sample: Trajectories, spaces: Spaces, *, seconds: float) -> tuple[_Steps, int]:
-    """Go through recorded steps as if actors side by side took them, each a part of the trajectories one after another,
-    for up to `seconds`; return what they show, and the number of actors."""
-    times = np.concatenate([np.arange(rows) for rows in sample.rows])
-    actors = max(min(_RECORDED_ACTORS, len(times) // _OPENING_STEPS), 1)
-    seen, length, began = _Steps(spaces), len(times) // actors, time.monotonic()
-    parts = {
-        name: sample.columns[name][: actors * length].reshape(actors, length, *sample.columns[name].shape[1:])
-        for name in (*spaces.observation, ACTION, REWARD)
-    }
-    times = times[: actors * length].reshape(actors, length)
-    for row in range(length):
-        if time.monotonic() - began > seconds:
-            break
-        observation = {name: parts[name][:, row] for name in spaces.observation}
-        seen.note(observation, parts[ACTION][:, row], parts[REWARD][:, row], times[:, row])
-    return seen, actors
 
 
 def _play_opening(
@@ -372,7 +351,7 @@ class _PlayedEpisodes:
         rollout.settle()
 
 
-class _Steps:
+class SeenSteps:
     """What is found in steps of several actors: the largest magnitudes of observed numbers and of rewards, apart from
     images and choices, how often there are rewards, how observations move, and whether they show the state."""
 
@@ -386,6 +365,26 @@ class _Steps:
         self._goal_reward = goal_reward
         self._is_moving = one_by_one and not any(isinstance(space, Ragged) for space in observation.values())
         self._steps = self._rewarded = 0
+
+    @classmethod
+    def replay(cls, sample: Trajectories, spaces: Spaces, *, seconds: float) -> SeenSteps:
+        """Go through recorded steps as if actors side by side took them, each a part of the trajectories one after
+        another, for up to `seconds`."""
+        times = np.concatenate([np.arange(rows) for rows in sample.rows])
+        actors = max(min(_RECORDED_ACTORS, len(times) // _OPENING_STEPS), 1)
+        seen, length, began = cls(spaces), len(times) // actors, time.monotonic()
+
+        def part(values: np.ndarray) -> np.ndarray:
+            return values[: actors * length].reshape(actors, length, *values.shape[1:])
+
+        times = part(times)
+        columns = {name: part(sample.columns[name]) for name in (*spaces.observation, ACTION, REWARD)}
+        for row in range(length):
+            if time.monotonic() - began > seconds:
+                break
+            now = {name: values[:, row] for name, values in columns.items()}
+            seen.note(now, now[ACTION], now[REWARD], times[:, row])
+        return seen
 
     @property
     def reward_share(self) -> float:
@@ -432,7 +431,7 @@ class _Steps:
         self._rewarded += int(np.count_nonzero(prev_reward))
 
 
-class _Probe(_Steps):
+class _Probe(SeenSteps):
     """A policy that notes its steps, and how the first episode begins."""
 
     def __init__(self, policy: Policy, env: Env) -> None:

@@ -234,7 +234,11 @@ class Trainer:
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
             if regular or learner.update == target:
-                figures = _add_gap_to_spread(ranks.average(means(self._recent), learner.device))
+                figures = ranks.average(means(self._recent), learner.device)
+                # From the means of all updates and ranks: a mean of ratios is dominated by steps whose critics happen
+                # to agree.
+                if (spread := figures.get("action_spread", 0.0)) > 0:
+                    figures["gap_to_spread"] = figures["action_gap"] / spread
                 self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
                 figures |= {"updates_per_second": rate, **self._counts(data), **about_data}
@@ -329,13 +333,6 @@ class Trainer:
                 f"run '{self.directory.path}' was trained for other spaces than those of this lake",
                 hint="choose another --run, or start over with --fresh",
             )
-
-
-def _add_gap_to_spread(figures: dict[str, float]) -> dict[str, float]:
-    """Add the ratio of the mean gap between the best actions to the mean spread of the critics. It is computed from the
-    means of all updates and ranks, since a mean of ratios is dominated by steps whose critics happen to agree."""
-    spread = figures.get("action_spread", 0.0)
-    return figures | {"gap_to_spread": figures["action_gap"] / spread} if spread > 0 else figures
 
 
 def _numbers(figures: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from pipelines.runs.evaluations import RandomPlay
 from pipelines.stages.choices import Budget, Choices, EnvFacts
 from pipelines.stages.ingest import open_source
 from pipelines.stages.make_recipe import choose_limit, make_budget, make_recipe
-from pipelines.stages.measure import measure_data, measure_env, measure_rates, replay
+from pipelines.stages.measure import SeenSteps, measure_data, measure_env, measure_rates
 from tests.stages.test_run_offline import trajectories
 
 
@@ -489,8 +489,8 @@ def test_the_state_is_looked_for_in_recorded_steps() -> None:
         columns = {"obs": rows, "action": taken.reshape(-1, 1), "reward": np.zeros(16 * 201, np.float32)}
         spaces = Spaces(observation={"obs": Box(shape=rows.shape[1:])}, action=Box(shape=(1,), low=(-1,), high=(1,)))
         infos = [TrajectoryInfo(seed=number) for number in range(16)]
-        steps, _ = replay(Trajectories(columns, [201] * 16, infos), spaces, seconds=60)
-        return steps.transitions.show_state(rewards_are_known=True)
+        seen_again = SeenSteps.replay(Trajectories(columns, [201] * 16, infos), spaces, seconds=60)
+        return seen_again.transitions.show_state(rewards_are_known=True)
 
     assert look(lambda state: state) is True
     assert look(lambda state: state[..., 1:] ** 2 % 1.0) is False
