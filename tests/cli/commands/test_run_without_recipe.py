@@ -223,7 +223,7 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         (["--env", "tmaze", "--set", "minutes=long"], 2, "minutes"),
         (["--env", "tmaze", "--set", "minutes=5", "--steps", 5], 2, "exclude each other"),
         (["--env", "tmaze", "--from", "own.hdf5"], 3, "own.hdf5"),
-        (["--from", "tests.stages.test_run_offline:trajectories", "--env", "bandit"], 3, "does not fit the environment"),
+        (["--from", "tests.stages.test_run_offline:trajectories", "--env", "bandit"], 3, "does not fit the env"),
         (["--from", "tests.stages.test_run_offline:trajectories", "--steps", 9], 2, "--steps: no environment is named"),
         (["--from", "tests.stages.test_run_offline:trajectories", "--minutes", 0], 2, "--minutes 0 is not a budget"),
         (["quickstart", "--from", "own.hdf5"], 2, "--from: recipe 'quickstart' imports no dataset"),
