@@ -693,8 +693,8 @@ class Choices:
         return spent + CLOSING_SECONDS + updates * update + epochs * EPOCH_OVERHEAD + other
 
     def _list_stages_of_play(self, epochs: int) -> list[dict[str, Any]]:
-        """List the stages of a run that learns from a dataset in the first half of its epochs, and plays in the other:
-        half of each batch is then of what it has played (Ball et al. 2023, arXiv 2302.02948)."""
+        """List the stages of a run that learns from a dataset alone in the first half of its epochs, and also plays in
+        the second, where it draws half of each batch from its own play (Ball et al. 2023, arXiv 2302.02948)."""
         lake = self.choose("source.lake", DATA_LAKE, "apart from what the run plays, which is drawn as often")
         start = epochs // 2
         return [

@@ -35,6 +35,10 @@ _START_SECONDS = 1.0  # of reading the disk when the command starts
 _RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
 _RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
 _ROW = {"setting", "value", "reason"}
+# Settings of `collect` that imports, measuring and evaluations heed, too.
+_USED_IDLE = tuple(
+    f"collect.{key}" for key in ("actors", "workers", "env_timeout_seconds", "on_env_error", "seal_seconds")
+)
 _DATA_SHARE, _LEAST_DATA, _MOST_DATA = 0.05, 1.0, 30.0  # seconds of reading a dataset
 _LIMIT = "max_episode_steps"
 _REPEAT = "action_repeat"  # a parameter of environments that are stepped one after another
@@ -135,6 +139,13 @@ def make_recipe(
         )
     if has_data and budget.steps is not None and settings.epochs == 1 and "epochs" in given:
         raise UsageError("epochs = 1: it plays in the second half of them", hint="give 2 or more, or leave --steps out")
+    plays = not has_data or budget.steps is not None
+    idle = [key for key in flatten(given) if key.startswith(("exploration.", "collect.")) and key not in _USED_IDLE]
+    if idle and not plays:
+        raise UsageError(
+            f"{', '.join(idle)}: a run that learns from a dataset alone collects nothing",
+            hint="give --steps N to collect N steps after it, or leave this out",
+        )
     if has_data and not _can_measure(settings, listener):
         raise UsageError(
             f"'{settings.source.name}' can be read once, and is read to be measured and to be imported",
@@ -144,7 +155,6 @@ def make_recipe(
         from pipelines.stages.run import require_labels  # imports torch
 
         require_labels(settings)  # before what takes minutes
-    plays = not has_data or budget.steps is not None
     if plays and (tasks := settings.collect.tasks):  # their holders determine the number of actors
         from pipelines.rollout.environment import read_tasks
 

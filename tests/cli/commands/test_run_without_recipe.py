@@ -225,6 +225,11 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         (["--env", "tmaze", "--from", "own.hdf5"], 3, "own.hdf5"),
         (["--from", "tests.stages.test_run_offline:trajectories", "--env", "bandit"], 3, "does not fit the env"),
         (["--from", "tests.stages.test_run_offline:trajectories", "--steps", 9], 2, "--steps: no environment is named"),
+        (
+            ["--from", "tests.stages.test_run_offline:trajectories", "--collectors", 2],
+            2,
+            "collect.collectors: a run that",
+        ),
         (["--from", "tests.stages.test_run_offline:trajectories", "--minutes", 0], 2, "--minutes 0 is not a budget"),
         (["quickstart", "--from", "own.hdf5"], 2, "--from: recipe 'quickstart' imports no dataset"),
         (["--env", "tmaze", "--set", 'relabel.relabeler=["scale:2"]'], 2, "has no use for relabel"),
